@@ -1,0 +1,78 @@
+"""CPU: torch's convolution, then the epilogue in place on as many threads as torch uses."""
+
+import functools
+
+import numpy as np
+import torch
+
+from numba_impl import epilogue, reference
+from numba_impl.problem import Constants, Problem
+
+# 2^f for |f| <= 1/2, highest power first: least-squares fit of relative error 2e-9
+EXP2 = tuple(
+    np.float32(c)
+    for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5.5503286e-2, 2.4022646e-1, 6.9314718e-1, 1.0)
+)
+
+
+def supports(problem: Problem):
+    if problem.device.type != "cpu":
+        return False, f"x is on {problem.device}, not on the CPU"
+    return problem.plain_fp32()
+
+
+def run(x, weight, bias, constants: Constants, problem: Problem):
+    z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
+    return activate(z, z, constants)
+
+
+def activate(x, y, constants: Constants):
+    """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CPU tensors of the same strides, or one tensor."""
+    import numba
+
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    flat_x, flat_y = (t.detach().as_strided((t.numel(),), (1,)).numpy() for t in (x, y))
+    values = (constants.add_value, constants.scale, constants.min_val, constants.max_val)
+    _loop()(flat_x, flat_y, *map(np.float32, values))
+    return y
+
+
+@functools.lru_cache
+def _loop():
+    """The compiled loop over a flat array; built on first use, since importing Numba takes half a second."""
+    import numba
+
+    # The default error model tests each division for zero, and the test keeps the loop scalar.
+    jit = functools.partial(numba.njit, fastmath={"contract"}, error_model="numpy")
+
+    @jit
+    def exp2(x):
+        """Polynomial, so that the loop vectorises; x is at most 29, NaN gives a finite number."""
+        k = np.floor(x + np.float32(0.5))
+        f = x - k
+        p = EXP2[0]
+        for c in EXP2[1:]:
+            p = p * f + c
+        bits = np.int32((np.int32(k) + 127) << 23)
+        return p * bits.view(np.float32) if x > np.float32(-126) else np.float32(0)
+
+    @jit
+    def reciprocal(x):
+        return np.float32(1) / x
+
+    @jit
+    def minimum(x, y):
+        return y if x > y else x
+
+    @jit
+    def maximum(x, y):
+        return y if x < y else x
+
+    activate_one = epilogue.build(jit, exp2, reciprocal, minimum, maximum)
+
+    @jit(parallel=True)
+    def loop(x, y, add_value, scale, low, high):
+        for i in numba.prange(x.size):
+            y[i] = activate_one(x[i], add_value, scale, low, high)
+
+    return loop

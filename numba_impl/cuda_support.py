@@ -1,0 +1,44 @@
+"""What the CUDA backends need of a call and of the installation."""
+
+import functools
+import warnings
+
+import torch
+
+from numba_impl.problem import Problem
+
+MINIMUM_CAPABILITY = (8, 0)  # cp.async, min.NaN and max.NaN
+
+
+def serves(problem: Problem) -> tuple[bool, str]:
+    """Whether kernels of ours can serve the call at all, and if not, why."""
+    ok, reason = runs_kernels(problem.device)
+    return problem.plain_fp32() if ok else (ok, reason)
+
+
+def runs_kernels(device) -> tuple[bool, str]:
+    """Whether the device and this installation can compile and run the kernels, and if not, why."""
+    if device.type != "cuda":
+        return False, f"x is on {device}, not on a CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MINIMUM_CAPABILITY:
+        return False, f"compute capability {capability} of {device} is below {MINIMUM_CAPABILITY}"
+    missing = missing_libraries()
+    return missing is None, missing or ""
+
+
+@functools.lru_cache
+def missing_libraries():
+    """Why kernels cannot be compiled here, or None; warns the first time, since the GPU is then served by eager torch."""
+    try:
+        from cuda.bindings import nvjitlink
+        from numba.cuda.cudadrv.nvvm import NVVM
+
+        NVVM()
+        nvjitlink.version()
+    except Exception as error:
+        extra = f"cu{torch.version.cuda.split('.')[0]}"
+        reason = f"the CUDA compiler libraries are missing: pip install 'numba_impl[{extra}]' ({error})"
+        warnings.warn(f"numba_impl runs in eager PyTorch: {reason}", RuntimeWarning, stacklevel=2)
+        return reason
+    return None

@@ -1,0 +1,57 @@
+"""Which backend serves a call: the first in order that can, and that pays.
+
+A backend is a module with ``supports(problem) -> (ok, reason)`` and
+``run(x, weight, bias, constants, problem)``. One that is not always faster than those after it also
+has ``pays(problem) -> (ok, reason)``, which a forced choice overrules.
+"""
+
+from numba_impl import backend_composite, backend_cpu, backend_tiled, reference
+from numba_impl.problem import Problem
+
+BACKENDS = {
+    "tiled": backend_tiled,
+    "composite": backend_composite,
+    "cpu": backend_cpu,
+    "reference": reference,
+}
+
+
+def check_backend(name):
+    """Raises ValueError unless ``name`` is None or a backend's name."""
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"backend must be None or one of {tuple(BACKENDS)}, got {name!r}")
+
+
+def choose(problem: Problem, forced=None):
+    """(name of the backend that serves, {name: why it declined} of those before it).
+
+    Raises ValueError where the backend named by ``forced`` cannot serve.
+    """
+    check_backend(forced)
+    if forced is not None:
+        ok, reason = BACKENDS[forced].supports(problem)
+        if not ok:
+            raise ValueError(f"backend {forced!r} cannot serve this call: {reason}")
+        return forced, {}
+    declined = {}
+    for name, backend in BACKENDS.items():
+        ok, reason = backend.supports(problem)
+        if ok and hasattr(backend, "pays"):
+            ok, reason = backend.pays(problem)
+        if ok:
+            return name, declined
+        declined[name] = reason
+    raise AssertionError("the reference serves every call")
+
+
+def run(x, weight, bias, constants, problem: Problem, forced=None):
+    name, _ = choose(problem, forced)
+    return BACKENDS[name].run(x, weight, bias, constants, problem)
+
+
+def explain(problem: Problem, forced=None) -> str:
+    """One line for the backend that serves, and one for each that declined."""
+    name, declined = choose(problem, forced)
+    size = "x".join(map(str, (problem.batch, problem.in_channels, problem.height, problem.width)))
+    lines = [f"{name}: serves {size} -> {'x'.join(map(str, problem.output_shape))} on {problem.device} in {problem.precision}"]
+    return "\n".join(lines + [f"{other}: declined, {reason}" for other, reason in declined.items()])

@@ -1,0 +1,78 @@
+"""The layer as functions of tensors."""
+
+import torch
+
+from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, reference
+from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_rank
+
+
+def conv_transpose2d_mish_add_hardtanh_scale(
+    x, weight, bias=None, stride=1, padding=0, output_padding=0, *, add_value, scale, precision=None, backend=None
+):
+    """hardtanh(mish(conv_transpose2d(x, weight, bias)) + add_value, -1, 1) * scale, fused.
+
+    x: [N, C_in, H, W] or [C_in, H, W]; weight: [C_in, C_out, KH, KW]; bias: [C_out] or None; one
+    floating-point dtype and device, any strides, none is modified. ``stride``, ``padding`` and
+    ``output_padding`` are ints or pairs as in ``torch.nn.functional.conv_transpose2d``.
+    ``precision``: "fp32", "tf32", or None for what PyTorch's flags permit; ``backend``: a name of
+    ``dispatch.BACKENDS`` forces it. Returns [N, C_out, H_out, W_out] (or without N), never a view.
+
+    Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
+    """
+    constants = Constants.of(add_value, scale)
+    x4, problem = describe(x, weight, bias, stride, padding, output_padding, precision)
+    y = dispatch.run(x4, weight, bias, constants, problem, backend)
+    return y if x.dim() == 4 else y.squeeze(0)
+
+
+def describe(x, weight, bias, stride, padding, output_padding, precision):
+    """(x as 4-D, the checked ``Problem``) of the fused layer's arguments."""
+    check_rank(x)
+    check_float_tensor("weight", weight)
+    if weight.dim() != 4:
+        raise ValueError(f"weight must be 4-D [C_in, C_out, KH, KW], got shape {tuple(weight.shape)}")
+    geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
+    x4 = x if x.dim() == 4 else x.unsqueeze(0)
+    return x4, Problem.of(x4, weight, bias, geometry, precision)
+
+
+def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inplace=False):
+    """hardtanh(mish(x) + add_value, min_val, max_val) * scale, element by element.
+
+    x: floating-point tensor of any shape, strides and device. With ``inplace`` the result replaces
+    x, which is returned; else a new tensor of x's shape. fp32 without gradients runs in one pass.
+
+    Raises TypeError for an argument of the wrong type, ValueError if min_val > max_val.
+    """
+    check_float_tensor("x", x)
+    constants = Constants.of(add_value, scale, min_val, max_val)
+    backend = _one_pass_backend(x)
+    if backend is None:
+        y = reference.mish_add_hardtanh_scale(x, constants)
+        return x.copy_(y) if inplace else y
+    if inplace and _dense(x):
+        backend.activate(x, x, constants)
+        torch.autograd.graph.increment_version(x)
+        return x
+    source = x if _dense(x) else x.contiguous()
+    y = backend.activate(source, torch.empty_like(source), constants)
+    return x.copy_(y) if inplace else y
+
+
+def _one_pass_backend(x):
+    """The backend whose ``activate`` serves x, or None."""
+    if x.dtype != torch.float32 or (torch.is_grad_enabled() and x.requires_grad):
+        return None
+    if x.device.type == "cpu":
+        return backend_cpu
+    return backend_composite if cuda_support.runs_kernels(x.device)[0] else None
+
+
+def _dense(x):
+    """Whether x's elements fill one block of memory, in whatever order: no gap, none twice."""
+    filled = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape) if size != 1):
+        if stride != filled:
+            return False
+        filled *= size
+    return True

@@ -1,0 +1,1 @@
+"""The CUDA kernels, one a file: config, device helpers, kernel, launcher."""

@@ -1,0 +1,180 @@
+"""Every PTX instruction that Numba does not offer, one small primitive each.
+
+A primitive is a plain Python function that says what the instruction means, under a decorator that
+says how to emit it. Compiled, the emitted instruction stands; in Numba's simulator, the Python runs.
+"""
+
+import numpy as np
+
+from numba_impl.kernels.device import SIMULATED
+
+if not SIMULATED:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+    VEC4 = ir.VectorType(F32, 4)
+    TUPLE4 = types.UniTuple(types.float32, 4)
+
+
+def emits(typer):
+    """Decorator: compile calls through ``typer`` (an intrinsic's function), simulate them in Python."""
+
+    def choose(meaning):
+        if SIMULATED:
+            return meaning
+        typer.__name__, typer.__doc__ = meaning.__name__, meaning.__doc__
+        return intrinsic(typer)
+
+    return choose
+
+
+def _data(context, builder, array_type, array):
+    """Pointer to the first element of a pointer or a flat array."""
+    if isinstance(array_type, types.CPointer):
+        return array
+    return context.make_array(array_type)(context, builder, array).data
+
+
+def _element(context, builder, array_type, array, index_type, index):
+    """Pointer to an element, with no wrap-around check."""
+    return builder.gep(_data(context, builder, array_type, array), [context.cast(builder, index, index_type, types.int64)])
+
+
+def _asm(builder, result, text, constraints, args=()):
+    signature = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(ir.InlineAsm(signature, text, constraints, side_effect="memory" in constraints), args)
+
+
+def _load4(typingctx, array, index):
+    def codegen(context, builder, sig, args):
+        pointer = _element(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        pointer = builder.bitcast(pointer, VEC4.as_pointer(pointer.type.addrspace))
+        vector = builder.load(pointer, align=16)
+        values = [builder.extract_element(vector, I32(i)) for i in range(4)]
+        return context.make_tuple(builder, TUPLE4, values)
+
+    return TUPLE4(array, index), codegen
+
+
+@emits(_load4)
+def load4(array, index):
+    """ld.v4.f32: the four fp32 from ``index`` of a flat array, 16-byte aligned."""
+    return array[index], array[index + 1], array[index + 2], array[index + 3]
+
+
+def _store4(typingctx, array, index, a, b, c, d):
+    def codegen(context, builder, sig, args):
+        pointer = _element(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        pointer = builder.bitcast(pointer, VEC4.as_pointer(pointer.type.addrspace))
+        vector = ir.Constant(VEC4, ir.Undefined)
+        for i, value in enumerate(args[2:]):
+            vector = builder.insert_element(vector, value, I32(i))
+        builder.store(vector, pointer, align=16)
+        return context.get_dummy_value()
+
+    f = types.float32
+    return types.void(array, index, f, f, f, f), codegen
+
+
+@emits(_store4)
+def store4(array, index, a, b, c, d):
+    """st.v4.f32: four fp32 to ``index`` of a flat array, 16-byte aligned."""
+    array[index], array[index + 1], array[index + 2], array[index + 3] = a, b, c, d
+
+
+def _shared_address(builder, pointer):
+    """32-bit address in shared memory; opaque, so that it is computed once and not at every use."""
+    text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+    return _asm(builder, I32, text, "=r,l", [builder.ptrtoint(pointer, I64)])
+
+
+def _copy(hint, size):
+    """Typer of cp.async: ``size`` bytes from ``source[base + offset]`` to ``shared[to]``, zeros where ``keep`` is false."""
+
+    def typer(typingctx, shared, to, source, base, offset, keep):
+        def codegen(context, builder, sig, args):
+            to32, base64, offset64 = (
+                context.cast(builder, args[i], sig.args[i], t) for i, t in ((1, types.int32), (3, types.int64), (4, types.int64))
+            )
+            target = _shared_address(builder, _data(context, builder, shared, args[0]))
+            target = builder.add(target, builder.mul(to32, I32(4)))
+            origin = builder.ptrtoint(_data(context, builder, source, args[2]), I64)
+            origin = builder.add(builder.add(origin, builder.mul(base64, I64(4))), builder.mul(offset64, I64(4)))
+            text = f"{{ .reg .pred p; setp.eq.b32 p, $2, 0; cp.async.{hint}.shared.global [$0], [$1], {size}, p; }}"
+            _asm(builder, ir.VoidType(), text, "r,l,r,~{memory}", [target, origin, builder.zext(args[5], I32)])
+            return context.get_dummy_value()
+
+        return types.void(shared, to, source, base, offset, types.boolean), codegen
+
+    return typer
+
+
+@emits(_copy("ca", 4))
+def copy_async(shared, to, source, base, offset, keep):
+    """cp.async.ca (sm_80), 4 bytes: fp32 ``source[base + offset]`` to ``shared[to]``, or zero where ``keep`` is false.
+
+    ``base`` is the same for many copies and kept apart from ``offset``, so that the sum is one instruction.
+    """
+    shared[to] = source[base + offset] if keep else np.float32(0)
+
+
+@emits(_copy("cg", 16))
+def copy_async4(shared, to, source, base, offset, keep):
+    """cp.async.cg (sm_80), 16 bytes, aligned: four fp32 likewise."""
+    for i in range(4):
+        shared[to + i] = source[base + offset + i] if keep else np.float32(0)
+
+
+def _wait(typingctx):
+    def codegen(context, builder, sig, args):
+        _asm(builder, ir.VoidType(), "cp.async.wait_all;", "~{memory}")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@emits(_wait)
+def copy_wait():
+    """cp.async.wait_all: this thread's copies have arrived (the simulator's always have)."""
+
+
+def _arithmetic(text, operands=1):
+    """Typer of an instruction from ``operands`` fp32 to one."""
+    constraints = ",".join(["=f"] + ["f"] * operands)
+
+    def codegen(context, builder, sig, args):
+        return _asm(builder, F32, text, constraints, args)
+
+    def typer1(typingctx, x):
+        return types.float32(types.float32), codegen
+
+    def typer2(typingctx, x, y):
+        return types.float32(types.float32, types.float32), codegen
+
+    return typer1 if operands == 1 else typer2
+
+
+@emits(_arithmetic("ex2.approx.ftz.f32 $0, $1;"))
+def exp2(x):
+    """ex2.approx.ftz.f32: 2^x, largest relative error 2^-22; -inf gives 0."""
+    return np.exp2(np.float32(x))
+
+
+@emits(_arithmetic("rcp.approx.ftz.f32 $0, $1;"))
+def reciprocal(x):
+    """rcp.approx.ftz.f32: 1/x, largest error 1 ulp."""
+    return np.float32(1) / np.float32(x)
+
+
+@emits(_arithmetic("max.NaN.f32 $0, $1, $2;", 2))
+def maximum(x, y):
+    """max.NaN.f32 (sm_80): the larger, NaN if either is; the plain max drops NaN."""
+    return np.maximum(x, y)
+
+
+@emits(_arithmetic("min.NaN.f32 $0, $1, $2;", 2))
+def minimum(x, y):
+    """min.NaN.f32 (sm_80): the smaller, NaN if either is."""
+    return np.minimum(x, y)

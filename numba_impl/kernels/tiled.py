@@ -1,0 +1,252 @@
+"""Transposed convolution, parity-split and tiled, with the epilogue fused; strict fp32.
+
+A block computes some output channels of a rectangle of cells (see ``problem``). It walks the input
+channels in stages: the next stage's pixels and weights are copied to shared memory while the present
+one is multiplied. A thread keeps its sums in registers, for a few channels and cells and every
+parity: a pixel or a weight, once loaded, serves many multiply-adds. At the end it activates the sums
+where they are and stores them; no intermediate reaches device memory.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from numba import cuda, float32, int32, int64, uint32
+from numba.cuda import types
+
+from numba_impl import epilogue
+from numba_impl.kernels import ptx
+from numba_impl.kernels.device import device, unroll
+from numba_impl.launch import Kernel, as_tensor
+from numba_impl.problem import Geometry
+
+OUTSIDE = 0x7FFFFFFF  # offset of a pixel outside the image: not below any image's size
+
+activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.maximum)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a thread and a block compute.
+
+    A thread: ``channels`` output channels of ``rows`` x ``cols`` cells, every parity. A block:
+    ``channel_groups`` x ``row_groups`` x ``col_groups`` threads. A stage: ``depth`` input channels.
+    A multiprocessor shall hold ``blocks`` blocks.
+    """
+
+    channels: int
+    rows: int
+    cols: int
+    channel_groups: int
+    row_groups: int
+    col_groups: int
+    depth: int = 8
+    blocks: int = 2
+
+    @property
+    def threads(self):
+        return self.channel_groups * self.row_groups * self.col_groups
+
+    @property
+    def tile_channels(self):
+        return self.channels * self.channel_groups
+
+    @property
+    def tile_rows(self):
+        return self.rows * self.row_groups
+
+    @property
+    def tile_cols(self):
+        return self.cols * self.col_groups
+
+    def pixel_stage(self, geometry):
+        """Shape of a stage of x in shared memory: [depth, rows, columns rounded up to 16 bytes]."""
+        height = self.tile_rows + geometry.rows.reach
+        width = self.tile_cols + geometry.cols.reach
+        return self.depth, height, -(-width // 4) * 4
+
+    def shared_bytes(self, geometry):
+        """Two stages of pixels and of weights."""
+        depth, height, width = self.pixel_stage(geometry)
+        return 8 * depth * (height * width + geometry.taps * self.tile_channels)
+
+    def grid(self, geometry, batch, out_channels, height, width):
+        """(channel tiles, row tiles, column tiles, blocks) for an image size."""
+        channel_tiles = -(-out_channels // self.tile_channels)
+        row_tiles = -(-geometry.rows.cells(height) // self.tile_rows)
+        col_tiles = -(-geometry.cols.cells(width) // self.tile_cols)
+        return channel_tiles, row_tiles, col_tiles, batch * channel_tiles * row_tiles * col_tiles
+
+
+@functools.lru_cache(maxsize=64)
+def build(geometry: Geometry, tile: Tile) -> Kernel:
+    """The kernel for a geometry and a tile; image sizes, channels and constants are its arguments."""
+    KW, SH, SW = geometry.cols.kernel_size, geometry.rows.stride, geometry.cols.stride
+    TAPS = geometry.taps
+    # Padding rounded up to whole strides keeps k - padding, and so div and mod, from going negative.
+    PH, PW = -geometry.rows.padding % SH, -geometry.cols.padding % SW
+    LAST_H, LAST_W = (geometry.rows.kernel_size - 1 + PH) // SH, (KW - 1 + PW) // SW
+    FIRST_ROW, FIRST_COL = geometry.rows.first_shift, geometry.cols.first_shift
+
+    CHANNELS, ROWS, COLS, DEPTH = tile.channels, tile.rows, tile.cols, tile.depth
+    THREADS, CHANNEL_GROUPS, COL_GROUPS = tile.threads, tile.channel_groups, tile.col_groups
+    TILE_CHANNELS, TILE_ROWS, TILE_COLS = tile.tile_channels, tile.tile_rows, tile.tile_cols
+    _, X_ROWS, X_COLS = tile.pixel_stage(geometry)
+    X_STAGE, W_STAGE = DEPTH * X_ROWS * X_COLS, DEPTH * TAPS * TILE_CHANNELS
+    X_COPIES, W_COPIES = -(-X_STAGE // THREADS), -(-W_STAGE // (4 * THREADS))
+    WEIGHTS = 2 * X_STAGE
+    REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
+    X_VECTORS = REG_COLS // 4 if COLS % 4 == 0 else 0
+    W_VECTORS = CHANNELS // 4 if CHANNELS % 4 == 0 else 0
+    RUN = SW * COLS  # outputs of a thread that are neighbours in a row
+
+    @device
+    def locate_pixel(i, offsets, thread, row, col, height, width):
+        e = thread + i * THREADS
+        r, c = row + e // X_COLS % X_ROWS, col + e % X_COLS
+        inside = 0 <= r and r < height and 0 <= c and c < width and e < X_STAGE
+        offsets[i] = int32((e // (X_COLS * X_ROWS) * height + r) * width + c) if inside else int32(OUTSIDE)
+
+    @device
+    def copy_pixel(i, smem, to, x, base, offsets, left, thread):
+        if (i + 1) * THREADS <= X_STAGE or i * THREADS + thread < X_STAGE:
+            ptx.copy_async(smem, to + i * THREADS + thread, x, base, offsets[i], offsets[i] < left)
+
+    @device
+    def copy_weights(i, smem, to, weight, base, thread):
+        if (i + 1) * THREADS * 4 <= W_STAGE or (i * THREADS + thread) * 4 < W_STAGE:
+            ptx.copy_async4(smem, to + (i * THREADS + thread) * 4, weight, base + i * THREADS * 4, thread * 4, True)
+
+    @device
+    def clear(i, sums):
+        for r in range(ROWS):
+            for k in range(CHANNELS):
+                for c in range(COLS):
+                    sums[i // SW, i % SW, r, k, c] = float32(0)
+
+    @device
+    def load_pixels(r, smem, at, pixels):
+        for v in range(X_VECTORS):
+            four = ptx.load4(smem, at + r * X_COLS + 4 * v)
+            for c in range(4):
+                pixels[r, 4 * v + c] = four[c]
+        for c in range(4 * X_VECTORS, REG_COLS):
+            pixels[r, c] = smem[uint32(at + r * X_COLS + c)]
+
+    @device
+    def multiply_tap(tap, smem, at, pixels, weights, sums):
+        for v in range(W_VECTORS):
+            four = ptx.load4(smem, at + tap * TILE_CHANNELS + 4 * v)
+            for k in range(4):
+                weights[4 * v + k] = four[k]
+        for k in range(4 * W_VECTORS, CHANNELS):
+            weights[k] = smem[uint32(at + tap * TILE_CHANNELS + k)]
+        kh, kw = tap // KW + PH, tap % KW + PW
+        for r in range(ROWS):
+            for k in range(CHANNELS):
+                for c in range(COLS):
+                    sums[kh % SH, kw % SW, r, k, c] += weights[k] * pixels[r + LAST_H - kh // SH, c + LAST_W - kw // SW]
+
+    @device
+    def store_run(i, sums, biases, run, out, at, plane, width, channels_left, rows_left, cols_left, vectors, add_value, scale, low, high):
+        k, r, a = i // (ROWS * SH), i // SH % ROWS, i % SH
+        if k < channels_left and r * SH + a < rows_left:
+            for m in range(RUN):
+                run[m] = activate(sums[a, m % SW, r, k, m // SW] + biases[k], add_value, scale, low, high)
+            to = at + k * plane + (r * SH + a) * width
+            if vectors:
+                for m in range(0, RUN, 4):
+                    if m < cols_left:
+                        ptx.store4(out, to + m, run[m], run[m + 1], run[m + 2], run[m + 3])
+            else:
+                for m in range(RUN):
+                    if m < cols_left:
+                        out[to + m] = run[m]
+
+    locate_pixels, copy_pixels, copy_all_weights = unroll(X_COPIES, locate_pixel), unroll(X_COPIES, copy_pixel), unroll(W_COPIES, copy_weights)
+    clear_all, load_all, multiply = unroll(SH * SW, clear), unroll(REG_ROWS, load_pixels), unroll(TAPS, multiply_tap)
+    store_all = unroll(CHANNELS * ROWS * SH, store_run)
+
+    def tiled(x, weight, bias, out, in_channels, height, width, out_channels, out_height, out_width,
+              channel_tiles, row_tiles, col_tiles, vectors, add_value, scale, low, high):
+        # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS] fp32
+        smem = cuda.shared.array(0, float32)
+        offsets = cuda.local.array(X_COPIES, int32)
+        pixels = cuda.local.array((REG_ROWS, REG_COLS), float32)
+        weights = cuda.local.array(CHANNELS, float32)
+        sums = cuda.local.array((SH, SW, ROWS, CHANNELS, COLS), float32)
+
+        thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        col_group = int32(thread % COL_GROUPS)
+        channel_group = int32(thread // COL_GROUPS % CHANNEL_GROUPS)
+        row_group = int32(thread // (COL_GROUPS * CHANNEL_GROUPS))
+        channel_tile = int32(block % channel_tiles)  # neighbours share their pixels in L2
+        col = int32(block // channel_tiles % col_tiles * TILE_COLS)
+        row = int32(block // (channel_tiles * col_tiles) % row_tiles * TILE_ROWS)
+        image = int64(block // (channel_tiles * col_tiles * row_tiles))
+
+        channel = int32(channel_tile * TILE_CHANNELS + channel_group * CHANNELS)
+        out_row, out_col = int32((row + row_group * ROWS) * SH), int32((col + col_group * COLS) * SW)
+        at = ((image * out_channels + channel) * out_height + out_row) * out_width + out_col
+        channels_left, rows_left, cols_left = int32(out_channels - channel), int32(out_height - out_row), int32(out_width - out_col)
+
+        locate_pixels(offsets, thread, int32(row + FIRST_ROW), int32(col + FIRST_COL), height, width)
+        clear_all(sums)
+        stages = int32((in_channels + DEPTH - 1) // DEPTH)
+        step = int32(DEPTH * height * width)
+        x_base, x_left = image * in_channels * height * width, int32(in_channels * height * width)
+        w_base = int64(channel_tile) * stages * W_STAGE
+        for stage in range(int32(0), int32(stages + 1)):
+            if stage < stages:
+                half = int32(stage & 1)
+                copy_pixels(smem, int32(half * X_STAGE), x, x_base, offsets, x_left, thread)
+                copy_all_weights(smem, int32(WEIGHTS + half * W_STAGE), weight, w_base, thread)
+                x_base, x_left, w_base = x_base + step, int32(x_left - step), w_base + W_STAGE
+            if stage > 0:
+                half = int32(1 - (stage & 1))
+                x_at = int32(half * X_STAGE + row_group * ROWS * X_COLS + col_group * COLS)
+                w_at = int32(WEIGHTS + half * W_STAGE + channel_group * CHANNELS)
+                for _ in range(int32(DEPTH)):
+                    load_all(smem, x_at, pixels)
+                    multiply(smem, w_at, pixels, weights, sums)
+                    x_at, w_at = int32(x_at + X_ROWS * X_COLS), int32(w_at + TAPS * TILE_CHANNELS)
+            ptx.copy_wait()
+            cuda.syncthreads()
+
+        biases = cuda.local.array(CHANNELS, float32)
+        run = cuda.local.array(RUN, float32)
+        for k in range(CHANNELS):
+            biases[k] = bias[channel + k]
+        store_all(sums, biases, run, out, at, int64(out_height) * out_width, out_width, channels_left, rows_left, cols_left,
+                  vectors, add_value, scale, low, high)
+
+    pointer, i, f = types.CPointer(types.float32), types.int32, types.float32
+    signature = types.void(*(pointer,) * 4, *(i,) * 9, types.boolean, *(f,) * 4)
+    return Kernel(tiled, signature, THREADS, tile.blocks)
+
+
+def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0):
+    """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device.
+
+    ``weight`` and ``bias`` are packed (``packing.pack_tiled``) for this tile. Every array may be a
+    tensor or anything with ``__cuda_array_interface__``.
+    """
+    x, weight, bias, out = map(as_tensor, (x, weight, bias, out))
+    batch, in_channels, height, width = x.shape
+    _, out_channels, out_height, out_width = out.shape
+    *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
+    vectors = out_width % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
+    if blocks:
+        build(geometry, tile)(
+            blocks, x, weight, bias, out, in_channels, height, width, out_channels, out_height, out_width,
+            *tiles, vectors, add_value, scale, min_val, max_val, shared_bytes=tile.shared_bytes(geometry),
+        )
+
+
+def supports(problem):
+    """Whether a tile exists for the problem, and if not, why."""
+    ok = choose(problem) is not None
+    return ok, "" if ok else "no tile"
+
+
+def choose(problem):
+    return Tile(4, 2, 4, 16, 1, 8)

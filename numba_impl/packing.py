@@ -1,0 +1,29 @@
+"""Weights in the kernels' layouts, and back."""
+
+import torch
+import torch.nn.functional as F
+
+
+def pack_tiled(weight, depth, tile_channels):
+    """Weights for the tiled kernel: [C_in, C_out, KH, KW] -> [C_out tiles, C_in, KH * KW, tile_channels].
+
+    Contiguous, and zero where the last tile or the last stage of ``depth`` channels overhangs.
+    """
+    c_in, c_out, kh, kw = weight.shape
+    padded = F.pad(weight.reshape(c_in, c_out, kh * kw), (0, 0, 0, -c_out % tile_channels, 0, -c_in % depth))
+    tiles = padded.reshape(padded.shape[0], -1, tile_channels, kh * kw)
+    return tiles.permute(1, 0, 3, 2).contiguous()
+
+
+def unpack_tiled(packed, shape):
+    """Inverse of ``pack_tiled`` for a weight of ``shape``."""
+    c_in, c_out, kh, kw = shape
+    flat = packed.permute(1, 0, 3, 2).reshape(packed.shape[1], -1, kh * kw)
+    return flat[:c_in, :c_out].reshape(shape)
+
+
+def pack_bias(bias, out_channels, tile_channels, like):
+    """[C_out] or None -> [C_out tiles * tile_channels], zeros where there is none."""
+    if bias is None:
+        return torch.zeros(-(-out_channels // tile_channels) * tile_channels, dtype=like.dtype, device=like.device)
+    return F.pad(bias, (0, -out_channels % tile_channels))

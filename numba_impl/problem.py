@@ -1,0 +1,231 @@
+"""What is to be computed: geometry, parity algebra, and the checks on every argument.
+
+Along one axis, output position ``stride * i + parity`` only meets the kernel taps congruent to
+``parity + padding``; tap ``k`` takes it to input position ``i + shift``:
+
+    parity = (k - padding) mod stride        shift = -((k - padding) div stride)
+
+So a strided transposed convolution is one dense correlation a parity, and nothing is multiplied by
+an inserted zero. An index ``i``, which yields one output of every parity, is a *cell*.
+"""
+
+import numbers
+from dataclasses import dataclass
+
+import torch
+
+PRECISIONS = ("fp32", "tf32")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a transposed convolution, in torch's terms."""
+
+    kernel_size: int
+    stride: int
+    padding: int
+    output_padding: int
+
+    def output_size(self, size: int) -> int:
+        """Output positions for ``size`` input positions."""
+        return (size - 1) * self.stride - 2 * self.padding + self.kernel_size + self.output_padding
+
+    def cells(self, size: int) -> int:
+        """Cells that cover the output of ``size`` input positions."""
+        return -(-self.output_size(size) // self.stride)
+
+    @property
+    def parities(self) -> tuple[int, ...]:
+        """The output parity that each tap feeds."""
+        return tuple((k - self.padding) % self.stride for k in range(self.kernel_size))
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """Input position minus cell, for each tap."""
+        return tuple(-((k - self.padding) // self.stride) for k in range(self.kernel_size))
+
+    @property
+    def first_shift(self) -> int:
+        """The smallest shift."""
+        return min(self.shifts)
+
+    @property
+    def reach(self) -> int:
+        """Input positions that a cell meets, less one."""
+        return max(self.shifts) - self.first_shift
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Both axes of a transposed convolution."""
+
+    rows: Axis
+    cols: Axis
+
+    @classmethod
+    def of(cls, kernel_size, stride=1, padding=0, output_padding=0) -> "Geometry":
+        """From ints or pairs, as torch takes them. Raises TypeError and ValueError, naming the argument."""
+        kernel = _pair("kernel_size", kernel_size, 1)
+        stride = _pair("stride", stride, 1)
+        padding = _pair("padding", padding, 0)
+        output_padding = _pair("output_padding", output_padding, 0)
+        for extra, step in zip(output_padding, stride):
+            if extra >= step:
+                raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
+        return cls(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
+
+    @property
+    def taps(self) -> int:
+        return self.rows.kernel_size * self.cols.kernel_size
+
+    @property
+    def parities(self) -> int:
+        return self.rows.stride * self.cols.stride
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        return self.rows.stride, self.cols.stride
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        return self.rows.padding, self.cols.padding
+
+    @property
+    def output_padding(self) -> tuple[int, int]:
+        return self.rows.output_padding, self.cols.output_padding
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of y = hardtanh(mish(z) + add_value, min_val, max_val) * scale."""
+
+    add_value: float
+    scale: float
+    min_val: float = -1.0
+    max_val: float = 1.0
+
+    @classmethod
+    def of(cls, add_value, scale, min_val=-1.0, max_val=1.0) -> "Constants":
+        """Checked. Raises TypeError for what is no real number, ValueError for an empty interval."""
+        values = {"add_value": add_value, "scale": scale, "min_val": min_val, "max_val": max_val}
+        for name, value in values.items():
+            if not isinstance(value, numbers.Real) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a real number, got {value!r}")
+        if not min_val <= max_val:
+            raise ValueError(f"min_val must not exceed max_val, got min_val={min_val} and max_val={max_val}")
+        return cls(*map(float, values.values()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call, as the backends see it: enough to say whether they serve it, and how fast."""
+
+    geometry: Geometry
+    batch: int
+    in_channels: int
+    out_channels: int
+    height: int
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+    precision: str
+    needs_grad: bool
+    autocast: bool
+
+    @classmethod
+    def of(cls, x, weight, bias, geometry, precision) -> "Problem":
+        """Of checked arguments; ``x`` is 4-D. Raises TypeError and ValueError, naming the argument."""
+        _check_tensors(x, weight, bias)
+        batch, in_channels, height, width = x.shape
+        if in_channels != weight.shape[0]:
+            raise ValueError(f"x must have {weight.shape[0]} channels, as weight has rows, got {in_channels}")
+        for name, axis, size in (("height", geometry.rows, height), ("width", geometry.cols, width)):
+            if size < 1:
+                raise ValueError(f"x must have a {name} of at least 1, got {size}")
+            if axis.output_size(size) < 1:
+                raise ValueError(f"the output {name} must be at least 1, got {axis.output_size(size)} from {size} with {axis}")
+        tensors = [t for t in (x, weight, bias) if t is not None]
+        return cls(
+            geometry, batch, in_channels, weight.shape[1], height, width, x.dtype, x.device,
+            precision=resolve_precision(precision, x.device),
+            needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+            autocast=torch.is_autocast_enabled(x.device.type),
+        )
+
+    def plain_fp32(self) -> tuple[bool, str]:
+        """Whether this is fp32 inference, as the fused kernels compute it, and if not, why."""
+        if self.dtype != torch.float32:
+            return False, f"x is {self.dtype}, not torch.float32"
+        if self.needs_grad:
+            return False, "gradients are needed, and only the forward is fused (torch.no_grad() turns them off)"
+        if self.autocast:
+            return False, "autocast is on"
+        return True, ""
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        rows, cols = self.geometry.rows, self.geometry.cols
+        return self.batch, self.out_channels, rows.output_size(self.height), cols.output_size(self.width)
+
+
+def check_precision(precision):
+    """Raises ValueError unless ``precision`` is None or one of ``PRECISIONS``."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision must be None or one of {PRECISIONS}, got {precision!r}")
+
+
+def resolve_precision(precision, device) -> str:
+    """``precision``, or what PyTorch's flags permit for convolutions on ``device`` at this moment."""
+    check_precision(precision)
+    if precision is None:
+        permitted = device.type == "cuda" and torch.backends.cudnn.conv.fp32_precision == "tf32"
+        return "tf32" if permitted else "fp32"
+    return precision
+
+
+def check_float_tensor(name, value):
+    """Raises TypeError unless ``value`` is a dense, real, floating-point tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"{name} must have a real floating-point dtype, got {value.dtype}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be dense (torch.strided), got layout {value.layout}")
+
+
+def _check_tensors(x, weight, bias):
+    named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, value in named.items():
+        check_float_tensor(name, value)
+    for name, value in named.items():
+        if value.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name} must have x's dtype {x.dtype}, got {value.dtype}")
+        if value.device != x.device:
+            raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
+    if 0 in weight.shape:
+        raise ValueError(f"weight must have no dimension of size 0, got shape {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[1:2]:
+        raise ValueError(f"bias must have shape ({weight.shape[1]},), got {tuple(bias.shape)}")
+
+
+def check_rank(x):
+    """Raises ValueError unless ``x`` is 4-D (batched) or 3-D."""
+    check_float_tensor("x", x)
+    if x.dim() not in (3, 4):
+        raise ValueError(f"x must be 4-D [N, C_in, H, W] or 3-D [C_in, H, W], got shape {tuple(x.shape)}")
+
+
+def positive_int(name, value, least=1) -> int:
+    """``value``, if it is an int of at least ``least``. Raises TypeError and ValueError, naming it."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def _pair(name, value, least) -> tuple[int, int]:
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
+    return tuple(positive_int(name, v, least) for v in pair)
