@@ -23,8 +23,18 @@ class ModelNumba(nn.Module):
     """
 
     def __init__(
-        self, in_channels, out_channels, kernel_size, stride, padding, output_padding, add_value, scale,
-        *, precision=None, backend=None,
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride,
+        padding,
+        output_padding,
+        add_value,
+        scale,
+        *,
+        precision=None,
+        backend=None,
     ):
         super().__init__()
         positive_int("in_channels", in_channels)
@@ -62,8 +72,16 @@ class ModelNumba(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         conv = self.conv_transpose
         return functional.conv_transpose2d_mish_add_hardtanh_scale(
-            x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding,
-            add_value=self.add_value, scale=self.scale, precision=self.precision, backend=self.backend,
+            x,
+            conv.weight,
+            conv.bias,
+            conv.stride,
+            conv.padding,
+            conv.output_padding,
+            add_value=self.add_value,
+            scale=self.scale,
+            precision=self.precision,
+            backend=self.backend,
         )
 
     def explain(self, x: torch.Tensor) -> str:

@@ -9,10 +9,7 @@ from numba_impl import epilogue, reference
 from numba_impl.problem import Constants, Problem
 
 # 2^f for |f| <= 1/2, highest power first: least-squares fit of relative error 2e-9
-EXP2 = tuple(
-    np.float32(c)
-    for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5.5503286e-2, 2.4022646e-1, 6.9314718e-1, 1.0)
-)
+EXP2 = tuple(np.float32(c) for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5.5503286e-2, 2.4022646e-1, 6.9314718e-1, 1.0))
 
 
 def supports(problem: Problem):

@@ -12,20 +12,46 @@ def supports(problem: Problem):
         return ok, reason
     if problem.precision != "fp32":
         return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
-    from numba_impl.kernels import tiled
-
-    return tiled.supports(problem)
+    if problem.in_channels * problem.height * problem.width >= 2**31:
+        return False, "an image has 2^31 values or more"
+    if tile_for(problem) is None:
+        return False, f"no tile holds the sums of {problem.geometry} in registers and its stages in shared memory"
+    return True, ""
 
 
 def run(x, weight, bias, constants: Constants, problem: Problem):
     from numba_impl.kernels import tiled
 
-    tile = tiled.choose(problem)
+    tile = tile_for(problem)
     out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
     tiled.launch(
         x.contiguous(),
         packing.pack_tiled(weight, tile.depth, tile.tile_channels),
         packing.pack_bias(bias, problem.out_channels, tile.tile_channels, weight),
-        out, problem.geometry, tile, constants.add_value, constants.scale, constants.min_val, constants.max_val,
+        out,
+        problem.geometry,
+        tile,
+        constants.add_value,
+        constants.scale,
+        constants.min_val,
+        constants.max_val,
     )
     return out
+
+
+def tile_for(problem: Problem):
+    """The tile for a problem on its device, or None."""
+    from numba_impl.kernels import tiles
+
+    device = torch.cuda.get_device_properties(problem.device)
+    return tiles.choose(
+        problem.geometry,
+        problem.batch,
+        problem.in_channels,
+        problem.out_channels,
+        problem.height,
+        problem.width,
+        device.multi_processor_count,
+        device.shared_memory_per_block_optin,
+        device.shared_memory_per_multiprocessor,
+    )

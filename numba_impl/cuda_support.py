@@ -38,7 +38,7 @@ def missing_libraries():
         nvjitlink.version()
     except Exception as error:
         extra = f"cu{torch.version.cuda.split('.')[0]}"
-        reason = f"the CUDA compiler libraries are missing: pip install 'numba_impl[{extra}]' ({error})"
+        reason = f"the extra {extra} is missing, the CUDA compiler libraries: pip install 'numba-cuda[{extra}]' ({error})"
         warnings.warn(f"numba_impl runs in eager PyTorch: {reason}", RuntimeWarning, stacklevel=2)
         return reason
     return None

@@ -1,11 +1,13 @@
 """From torch tensors to a running kernel: array exchange, compilation, current stream and device."""
 
+import ctypes
 import functools
 import threading
 
 import torch
-
 from numba import cuda
+from numba.cuda import types
+
 from numba_impl.kernels.device import SIMULATED
 
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
@@ -29,22 +31,17 @@ def as_tensor(array):
     return tensor
 
 
-def _pointer(value):
-    """The kernel's view of an argument: a tensor's address (a flat array in the simulator), scalars as they are."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.numpy().reshape(-1) if SIMULATED else value.data_ptr()
-
-
 class Kernel:
-    """A kernel function with its signature and launch bounds, compiled at its first launch.
+    """A kernel function with its signature and launch bounds: Numba compiles it at its first launch, CUDA launches it.
 
     ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers.
+    Pointers in the signature take tensors, whose addresses cost less than an array interface.
     """
 
     def __init__(self, function, signature, threads, blocks):
         self.function, self.signature = function, signature
         self.threads, self.blocks = threads, blocks
+        self._loaded = {}  # device index -> cuda.core kernel
         self._lock = threading.Lock()
 
     def ptx(self, compute_capability):
@@ -53,35 +50,53 @@ class Kernel:
         ptx, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, launch_bounds=bounds)
         return ptx
 
-    @functools.cached_property
-    def _compiled(self):
-        return cuda.jit(launch_bounds=(self.threads, self.blocks))(self.function).compile(self.signature)
-
     def __call__(self, grid, *args, shared_bytes=0):
-        """Launch ``grid`` blocks on the device of the first tensor, on torch's current stream."""
+        """Launch ``grid`` blocks on the device of the first argument, a tensor, and on torch's current stream."""
         if SIMULATED:
-            cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*map(_pointer, args))
+            arrays = [a.numpy().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
+            cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
-        from cuda.core import Stream
+        from cuda.core import Stream, launch
 
         device = args[0].device
         with torch.cuda.device(device):
-            with self._lock:
-                compiled = self._compiled
+            kernel = self._loaded.get(device.index) or self._load(device.index)
             if shared_bytes > FREE_SHARED_BYTES:
-                _allow_shared(compiled, device.index, shared_bytes)
+                _allow_shared(kernel, device.index, shared_bytes)
             stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-            compiled.launch(tuple(map(_pointer, args)), (grid, 1, 1), (self.threads, 1, 1), stream, shared_bytes)
+            values = [convert(value) for convert, value in zip(self._converters, args)]
+            launch(stream, _launch_config(grid, self.threads, shared_bytes), kernel, *values)
+
+    @functools.cached_property
+    def _converters(self):
+        """For each argument, what turns it into a value for the driver."""
+        scalars = {types.int32: ctypes.c_int32, types.int64: ctypes.c_int64, types.float32: ctypes.c_float, types.boolean: bool}
+        return [scalars.get(kind, torch.Tensor.data_ptr) for kind in self.signature.args]
+
+    def _load(self, index):
+        """Compile for the current device, once, and load there."""
+        with self._lock:
+            if index not in self._loaded:
+                bounds = (self.threads, self.blocks)
+                compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
+                self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
+        return self._loaded[index]
+
+
+@functools.lru_cache(maxsize=1024)
+def _launch_config(grid, threads, shared_bytes):
+    from cuda.core import LaunchConfig
+
+    return LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
 
 
 @functools.lru_cache
-def _allow_shared(compiled, device, size):
-    """Let blocks of a compiled kernel have ``size`` bytes of dynamic shared memory; numba-cuda does not ask."""
+def _allow_shared(kernel, device, size):
+    """Let blocks have ``size`` bytes of dynamic shared memory, which CUDA wants to be asked for."""
     from cuda.bindings import driver
 
-    handle = driver.CUkernel(int(compiled._codelibrary.get_cufunc().kernel.handle))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (status,) = driver.cuKernelSetAttribute(attribute, size, handle, driver.CUdevice(device))
+    (status,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device))
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"{size} bytes of shared memory a block refused on cuda:{device}: {status.name}")
 

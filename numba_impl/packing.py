@@ -10,8 +10,10 @@ def pack_tiled(weight, depth, tile_channels):
     Contiguous, and zero where the last tile or the last stage of ``depth`` channels overhangs.
     """
     c_in, c_out, kh, kw = weight.shape
-    padded = F.pad(weight.reshape(c_in, c_out, kh * kw), (0, 0, 0, -c_out % tile_channels, 0, -c_in % depth))
-    tiles = padded.reshape(padded.shape[0], -1, tile_channels, kh * kw)
+    flat = weight.reshape(c_in, c_out, kh * kw)
+    if c_out % tile_channels or c_in % depth:
+        flat = F.pad(flat, (0, 0, 0, -c_out % tile_channels, 0, -c_in % depth))
+    tiles = flat.reshape(flat.shape[0], -1, tile_channels, kh * kw)
     return tiles.permute(1, 0, 3, 2).contiguous()
 
 
@@ -26,4 +28,4 @@ def pack_bias(bias, out_channels, tile_channels, like):
     """[C_out] or None -> [C_out tiles * tile_channels], zeros where there is none."""
     if bias is None:
         return torch.zeros(-(-out_channels // tile_channels) * tile_channels, dtype=like.dtype, device=like.device)
-    return F.pad(bias, (0, -out_channels % tile_channels))
+    return F.pad(bias, (0, -out_channels % tile_channels)) if out_channels % tile_channels else bias.contiguous()

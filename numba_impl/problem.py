@@ -9,6 +9,7 @@ So a strided transposed convolution is one dense correlation a parity, and nothi
 an inserted zero. An index ``i``, which yields one output of every parity, is a *cell*.
 """
 
+import functools
 import numbers
 from dataclasses import dataclass
 
@@ -65,14 +66,7 @@ class Geometry:
     @classmethod
     def of(cls, kernel_size, stride=1, padding=0, output_padding=0) -> "Geometry":
         """From ints or pairs, as torch takes them. Raises TypeError and ValueError, naming the argument."""
-        kernel = _pair("kernel_size", kernel_size, 1)
-        stride = _pair("stride", stride, 1)
-        padding = _pair("padding", padding, 0)
-        output_padding = _pair("output_padding", output_padding, 0)
-        for extra, step in zip(output_padding, stride):
-            if extra >= step:
-                raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
-        return cls(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
+        return _geometry(*(tuple(v) if isinstance(v, list) else v for v in (kernel_size, stride, padding, output_padding)))
 
     @property
     def taps(self) -> int:
@@ -146,7 +140,14 @@ class Problem:
                 raise ValueError(f"the output {name} must be at least 1, got {axis.output_size(size)} from {size} with {axis}")
         tensors = [t for t in (x, weight, bias) if t is not None]
         return cls(
-            geometry, batch, in_channels, weight.shape[1], height, width, x.dtype, x.device,
+            geometry,
+            batch,
+            in_channels,
+            weight.shape[1],
+            height,
+            width,
+            x.dtype,
+            x.device,
             precision=resolve_precision(precision, x.device),
             needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
             autocast=torch.is_autocast_enabled(x.device.type),
@@ -224,8 +225,19 @@ def positive_int(name, value, least=1) -> int:
     return int(value)
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
+def _geometry(kernel_size, stride, padding, output_padding):
+    kernel = _pair("kernel_size", kernel_size, 1)
+    stride = _pair("stride", stride, 1)
+    padding = _pair("padding", padding, 0)
+    output_padding = _pair("output_padding", output_padding, 0)
+    if any(extra >= step for extra, step in zip(output_padding, stride)):
+        raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
+    return Geometry(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
+
+
 def _pair(name, value, least) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    pair = tuple(value) if isinstance(value, tuple) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
     return tuple(positive_int(name, v, least) for v in pair)

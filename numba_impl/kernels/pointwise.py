@@ -19,10 +19,10 @@ activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.max
 
 @dataclass(frozen=True)
 class Config:
-    """``threads`` a block, and the most ``blocks`` a multiprocessor is given: many, since few lose 1 %."""
+    """``threads`` a block, and the most ``blocks`` a multiprocessor is given, one after another."""
 
     threads: int = 256
-    blocks: int = 64
+    blocks: int = 1024
 
 
 @functools.lru_cache

@@ -47,6 +47,19 @@ def _asm(builder, result, text, constraints, args=()):
     return builder.call(ir.InlineAsm(signature, text, constraints, side_effect="memory" in constraints), args)
 
 
+def _load(typingctx, array, index):
+    def codegen(context, builder, sig, args):
+        return builder.load(_element(context, builder, sig.args[0], args[0], sig.args[1], args[1]))
+
+    return types.float32(array, index), codegen
+
+
+@emits(_load)
+def load(array, index):
+    """ld.f32: one fp32 of a flat array; Numba's own indexing spends two instructions on negative indices."""
+    return array[index]
+
+
 def _load4(typingctx, array, index):
     def codegen(context, builder, sig, args):
         pointer = _element(context, builder, sig.args[0], args[0], sig.args[1], args[1])

@@ -10,7 +10,7 @@ where they are and stores them; no intermediate reaches device memory.
 import functools
 from dataclasses import dataclass
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
 from numba_impl import epilogue
@@ -29,8 +29,8 @@ class Tile:
     """What a thread and a block compute.
 
     A thread: ``channels`` output channels of ``rows`` x ``cols`` cells, every parity. A block:
-    ``channel_groups`` x ``row_groups`` x ``col_groups`` threads. A stage: ``depth`` input channels.
-    A multiprocessor shall hold ``blocks`` blocks.
+    ``channel_groups`` x ``row_groups`` x ``col_groups`` threads. A stage: ``depth`` input channels,
+    multiplied ``unroll`` at a time in straight-line code. A multiprocessor shall hold ``blocks``.
     """
 
     channels: int
@@ -41,6 +41,7 @@ class Tile:
     col_groups: int
     depth: int = 8
     blocks: int = 2
+    unroll: int = 1
 
     @property
     def threads(self):
@@ -94,6 +95,7 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
     X_STAGE, W_STAGE = DEPTH * X_ROWS * X_COLS, DEPTH * TAPS * TILE_CHANNELS
     X_COPIES, W_COPIES = -(-X_STAGE // THREADS), -(-W_STAGE // (4 * THREADS))
     WEIGHTS = 2 * X_STAGE
+    UNROLL = tile.unroll
     REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
     X_VECTORS = REG_COLS // 4 if COLS % 4 == 0 else 0
     W_VECTORS = CHANNELS // 4 if CHANNELS % 4 == 0 else 0
@@ -130,7 +132,7 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
             for c in range(4):
                 pixels[r, 4 * v + c] = four[c]
         for c in range(4 * X_VECTORS, REG_COLS):
-            pixels[r, c] = smem[uint32(at + r * X_COLS + c)]
+            pixels[r, c] = ptx.load(smem, at + r * X_COLS + c)
 
     @device
     def multiply_tap(tap, smem, at, pixels, weights, sums):
@@ -139,15 +141,24 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
             for k in range(4):
                 weights[4 * v + k] = four[k]
         for k in range(4 * W_VECTORS, CHANNELS):
-            weights[k] = smem[uint32(at + tap * TILE_CHANNELS + k)]
+            weights[k] = ptx.load(smem, at + tap * TILE_CHANNELS + k)
         kh, kw = tap // KW + PH, tap % KW + PW
         for r in range(ROWS):
             for k in range(CHANNELS):
                 for c in range(COLS):
                     sums[kh % SH, kw % SW, r, k, c] += weights[k] * pixels[r + LAST_H - kh // SH, c + LAST_W - kw // SW]
 
+    load_all, multiply_taps = unroll(REG_ROWS, load_pixels), unroll(TAPS, multiply_tap)
+
     @device
-    def store_run(i, sums, biases, run, out, at, plane, width, channels_left, rows_left, cols_left, vectors, add_value, scale, low, high):
+    def multiply_channel(i, smem, x_at, w_at, pixels, weights, sums):
+        load_all(smem, x_at + i * X_ROWS * X_COLS, pixels)
+        multiply_taps(smem, w_at + i * TAPS * TILE_CHANNELS, pixels, weights, sums)
+
+    @device
+    def store_run(
+        i, sums, biases, run, out, at, plane, width, channels_left, rows_left, cols_left, vectors, add_value, scale, low, high
+    ):
         k, r, a = i // (ROWS * SH), i // SH % ROWS, i % SH
         if k < channels_left and r * SH + a < rows_left:
             for m in range(RUN):
@@ -162,12 +173,35 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
                     if m < cols_left:
                         out[to + m] = run[m]
 
-    locate_pixels, copy_pixels, copy_all_weights = unroll(X_COPIES, locate_pixel), unroll(X_COPIES, copy_pixel), unroll(W_COPIES, copy_weights)
-    clear_all, load_all, multiply = unroll(SH * SW, clear), unroll(REG_ROWS, load_pixels), unroll(TAPS, multiply_tap)
+    locate_pixels, copy_pixels, copy_all_weights = (
+        unroll(X_COPIES, locate_pixel),
+        unroll(X_COPIES, copy_pixel),
+        unroll(W_COPIES, copy_weights),
+    )
+    clear_all, multiply_channels = unroll(SH * SW, clear), unroll(UNROLL, multiply_channel)
+
     store_all = unroll(CHANNELS * ROWS * SH, store_run)
 
-    def tiled(x, weight, bias, out, in_channels, height, width, out_channels, out_height, out_width,
-              channel_tiles, row_tiles, col_tiles, vectors, add_value, scale, low, high):
+    def tiled(
+        x,
+        weight,
+        bias,
+        out,
+        in_channels,
+        height,
+        width,
+        out_channels,
+        out_height,
+        out_width,
+        channel_tiles,
+        row_tiles,
+        col_tiles,
+        vectors,
+        add_value,
+        scale,
+        low,
+        high,
+    ):
         # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS] fp32
         smem = cuda.shared.array(0, float32)
         offsets = cuda.local.array(X_COPIES, int32)
@@ -187,7 +221,11 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         channel = int32(channel_tile * TILE_CHANNELS + channel_group * CHANNELS)
         out_row, out_col = int32((row + row_group * ROWS) * SH), int32((col + col_group * COLS) * SW)
         at = ((image * out_channels + channel) * out_height + out_row) * out_width + out_col
-        channels_left, rows_left, cols_left = int32(out_channels - channel), int32(out_height - out_row), int32(out_width - out_col)
+        channels_left, rows_left, cols_left = (
+            int32(out_channels - channel),
+            int32(out_height - out_row),
+            int32(out_width - out_col),
+        )
 
         locate_pixels(offsets, thread, int32(row + FIRST_ROW), int32(col + FIRST_COL), height, width)
         clear_all(sums)
@@ -205,10 +243,9 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
                 half = int32(1 - (stage & 1))
                 x_at = int32(half * X_STAGE + row_group * ROWS * X_COLS + col_group * COLS)
                 w_at = int32(WEIGHTS + half * W_STAGE + channel_group * CHANNELS)
-                for _ in range(int32(DEPTH)):
-                    load_all(smem, x_at, pixels)
-                    multiply(smem, w_at, pixels, weights, sums)
-                    x_at, w_at = int32(x_at + X_ROWS * X_COLS), int32(w_at + TAPS * TILE_CHANNELS)
+                for _ in range(int32(DEPTH // UNROLL)):
+                    multiply_channels(smem, x_at, w_at, pixels, weights, sums)
+                    x_at, w_at = int32(x_at + UNROLL * X_ROWS * X_COLS), int32(w_at + UNROLL * TAPS * TILE_CHANNELS)
             ptx.copy_wait()
             cuda.syncthreads()
 
@@ -216,8 +253,23 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         run = cuda.local.array(RUN, float32)
         for k in range(CHANNELS):
             biases[k] = bias[channel + k]
-        store_all(sums, biases, run, out, at, int64(out_height) * out_width, out_width, channels_left, rows_left, cols_left,
-                  vectors, add_value, scale, low, high)
+        store_all(
+            sums,
+            biases,
+            run,
+            out,
+            at,
+            int64(out_height) * out_width,
+            out_width,
+            channels_left,
+            rows_left,
+            cols_left,
+            vectors,
+            add_value,
+            scale,
+            low,
+            high,
+        )
 
     pointer, i, f = types.CPointer(types.float32), types.int32, types.float32
     signature = types.void(*(pointer,) * 4, *(i,) * 9, types.boolean, *(f,) * 4)
@@ -237,16 +289,22 @@ def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0,
     vectors = out_width % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
     if blocks:
         build(geometry, tile)(
-            blocks, x, weight, bias, out, in_channels, height, width, out_channels, out_height, out_width,
-            *tiles, vectors, add_value, scale, min_val, max_val, shared_bytes=tile.shared_bytes(geometry),
+            blocks,
+            x,
+            weight,
+            bias,
+            out,
+            in_channels,
+            height,
+            width,
+            out_channels,
+            out_height,
+            out_width,
+            *tiles,
+            vectors,
+            add_value,
+            scale,
+            min_val,
+            max_val,
+            shared_bytes=tile.shared_bytes(geometry),
         )
-
-
-def supports(problem):
-    """Whether a tile exists for the problem, and if not, why."""
-    ok = choose(problem) is not None
-    return ok, "" if ok else "no tile"
-
-
-def choose(problem):
-    return Tile(4, 2, 4, 16, 1, 8)

@@ -1,0 +1,150 @@
+"""Check the layer against float64 and time it beside its peers.
+
+python bench.py                                      the benchmark shape on a GPU, a smaller one on a CPU
+python bench.py --suite --json RUN.json              five shapes, and keep the figures
+python bench.py --load RUN.json --markdown           the tables of a kept run
+python bench.py --load RUN.json --plot RUN.png       and its plot
+"""
+
+import argparse
+import importlib.util
+import pathlib
+import secrets
+import shlex
+import sys
+
+import torch
+
+from benchmarks import machine, report, tables
+from benchmarks.measure import Timer, WrongResult
+from benchmarks.results import Case, Run
+from numba_impl.problem import PRECISIONS
+
+BENCHMARK = Case((128, 64, 128, 128), 64)
+ON_CPU = (4, 64, 64, 64)
+QUICK = (2, 16, 32, 32)
+OTHERS = (
+    Case((16, 256, 32, 32), 128, 4, 2, 1, 0),
+    Case((16, 128, 64, 64), 64, 2, 2, 0, 0),
+    Case((8, 64, 128, 128), 32, 3, 2, 1, 1),
+    Case((4, 48, 37, 53), 24, 5, 3, 2, 1),
+)
+
+
+def main():
+    args, device = parse()
+    try:
+        run = Run.load(args.load) if args.load else measure(args, device)
+    except WrongResult as error:
+        sys.exit(f"bench.py: refusing to time a wrong kernel: {error}")
+    except tables.NothingToTime as error:
+        sys.exit(f"bench.py: none of the backends asked for serves: {error}")
+    if args.load and not args.markdown:
+        print(report.header(run))
+    print(report.markdown(run) if args.markdown else "\n" + report.text(run))
+    if args.json:
+        run.save(args.json)
+    if args.plot:
+        report.plot(run, args.plot)
+    if run.failed:
+        sys.exit("bench.py: failed: " + ", ".join(f"{row.name} in {row.precision}" for row in run.failed))
+
+
+@torch.no_grad()
+def measure(args, device) -> Run:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timer = Timer(device, 100 if args.quick else 1000, args.graphs)
+    command = shlex.join(["python", "bench.py", *sys.argv[1:]])
+    run = Run(command, args.seed, timer.method, machine.machine(device), machine.versions(), [])
+    print(report.header(run), flush=True)
+    for case in args.cases:
+        run.tables.append(tables.measure(case, args.seed, args.precisions, args.backends, not args.quick, timer))
+    return run
+
+
+def numbers(count=None):
+    """Type of an option: ints separated by commas, ``count`` of them, or else one or two."""
+
+    def parse(text):
+        values = tuple(map(int, text.split(",")))
+        if len(values) not in ((count,) if count else (1, 2)):
+            raise ValueError(text)
+        return values if len(values) > 1 else values[0]
+
+    parse.__name__ = f"list of {count} ints" if count else "int or pair of ints"
+    return parse
+
+
+def parse(argv=None):
+    """(arguments, device); wrong ones end the program with a message."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--shape", type=numbers(4), metavar="N,C,H,W", help="of x; default: the benchmark shape, on a CPU a smaller one")
+    add("--out-channels", type=int, default=BENCHMARK.out_channels, help="default: %(default)s")
+    for name in ("kernel", "stride", "padding", "output-padding"):
+        default = getattr(BENCHMARK, "kernel_size" if name == "kernel" else name.replace("-", "_"))
+        add(f"--{name}", type=numbers(), default=default, metavar="K[,K]", help="default: %(default)s")
+    add("--suite", action="store_true", help="the default case and four others, instead of one case")
+    add("--backends", metavar="A,B", help=f"rows of ours, of {', '.join(tables.NAMES)}; default: all that serve, less reference")
+    add("--precision", choices=(*PRECISIONS, "both"), default="both", help="default: both; a CPU has fp32 alone")
+    add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
+    add("--graphs", action="store_true", help="time replays of a CUDA graph, where host time hides a small kernel's")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
+    add("--json", metavar="FILE", type=pathlib.Path, help="keep the run in FILE")
+    add("--load", metavar="FILE", type=pathlib.Path, help="show a kept run instead of running")
+    add("--markdown", action="store_true", help="print the tables as Markdown")
+    add("--plot", metavar="FILE.png", type=pathlib.Path, help="bars of the times (needs the extra bench)")
+    args = parser.parse_args(argv)
+
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'numba_impl[bench]'")
+    for path in (args.json, args.plot):
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"{path}: no such directory")
+        if path and path.is_dir():
+            parser.error(f"{path} is a directory")
+    if args.load and not args.load.is_file():
+        parser.error(f"--load {args.load}: no such file")
+    args.backends = args.backends.split(",") if args.backends else [name for name in tables.NAMES if name != "reference"]
+    for name in args.backends:
+        if name not in tables.NAMES:
+            parser.error(f"--backends: {name!r} is none of {', '.join(tables.NAMES)}")
+    try:
+        device = torch.empty(0, device=args.device).device
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {args.device}: {str(error).splitlines()[0]}")
+    if device.type not in ("cpu", "cuda"):
+        parser.error(f"--device must be cpu or cuda, got {args.device}")
+    if device.type == "cpu" and args.precision == "tf32":
+        parser.error("--precision tf32: a CPU has fp32 alone")
+    if device.type == "cpu" and args.graphs:
+        parser.error("--graphs: a CPU has no CUDA graphs")
+    if args.precision == "both":
+        args.precisions = PRECISIONS if device.type == "cuda" else ("fp32",)
+    else:
+        args.precisions = (args.precision,)
+    args.seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    args.cases = cases(args, device, parser)
+    return args, device
+
+
+def cases(args, device, parser):
+    """The cases to measure: one from the options, or the suite."""
+    default = QUICK if args.quick else BENCHMARK.shape if device.type == "cuda" else ON_CPU
+    if args.suite:
+        return Case(default, BENCHMARK.out_channels), *OTHERS
+    settings = args.kernel, args.stride, args.padding, args.output_padding
+    case = Case(args.shape or default, args.out_channels, *settings)
+    try:
+        sizes = (*case.shape, *case.output_shape)
+    except ValueError as error:
+        parser.error(str(error))
+    if min(sizes) < 1:
+        parser.error(f"every size must be at least 1, got {case} with output {case.output_shape}")
+    return (case,)
+
+
+if __name__ == "__main__":
+    main()

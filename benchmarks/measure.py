@@ -1,0 +1,127 @@
+"""Check one way to compute the layer against float64, and time it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.results import Case, Errors, Timing
+from numba_impl import reference
+from numba_impl.problem import Constants
+
+UNCLAMPED = Constants(0.0, 1.0, -float("inf"), float("inf"))  # plain mish: no clamp hides an error
+OUTPUT_BOUND = {"fp32": 2e-5, "tf32": 1e-2}  # absolute, times the scale
+UNCLAMPED_BOUND = {"fp32": 1e-6, "tf32": 1e-3}
+SLICE = 2**25  # output values checked at a time: 256 MiB in float64
+
+
+class WrongResult(Exception):
+    """A result is further from float64 than its precision explains."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case with its tensors on a device."""
+
+    case: Case
+    conv: nn.ConvTranspose2d
+    x: torch.Tensor
+
+    @classmethod
+    def draw(cls, case: Case, device, seed) -> "Work":
+        torch.manual_seed(seed)
+        shape = case.shape[1], case.out_channels, case.kernel_size, case.stride, case.padding, case.output_padding
+        return cls(case, nn.ConvTranspose2d(*shape).to(device), torch.randn(case.shape, device=device))
+
+    @property
+    def constants(self) -> Constants:
+        return Constants(self.case.add_value, self.case.scale)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute the layer: ``build(constants)`` gives the function of x that is checked and timed."""
+
+    name: str
+    precision: str
+    ours: bool
+    build: Callable[[Constants], Callable]
+    channels_last: bool = False
+
+    def input(self, work: Work):
+        return work.x.contiguous(memory_format=torch.channels_last) if self.channels_last else work.x
+
+
+@dataclass(frozen=True)
+class Timer:
+    """Times a function for some ``milliseconds``; ``graphs``: by replays of a CUDA graph, which hide the host's time."""
+
+    device: torch.device
+    milliseconds: int
+    graphs: bool = False
+
+    @property
+    def method(self) -> str:
+        if self.device.type == "cpu":
+            return f"torch.utils.benchmark, {torch.get_num_threads()} threads"
+        return "CUDA graph replays, L2 not flushed" if self.graphs else "CUDA events, L2 flushed before each call"
+
+    def __call__(self, function) -> Timing:
+        return Timing.of(self._cpu(function) if self.device.type == "cpu" else self._cuda(function))
+
+    def _cpu(self, function):
+        from torch.utils import benchmark
+
+        timer = benchmark.Timer("function()", globals={"function": function}, num_threads=torch.get_num_threads())
+        return [1e3 * seconds for seconds in timer.blocked_autorange(min_run_time=self.milliseconds / 1e3).times]
+
+    def _cuda(self, function):
+        from triton import testing
+
+        if self.graphs:
+            return testing.do_bench_cudagraph(function, rep=max(1, self.milliseconds // 10), return_mode="all")
+        return testing.do_bench(function, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="all")
+
+
+def verify(contender: Contender, work: Work):
+    """(the call to time, its ``Errors``): the result for all of x, against float64 computed a few images at a time.
+
+    Raises ``WrongResult`` beyond the bounds; a peer may be as inexact as TF32 in any precision.
+    """
+    x = contender.input(work)
+    weight, bias = work.conv.weight.double(), work.conv.bias.double()
+
+    def exact(images):
+        return reference.conv_transpose2d(work.x[images].double(), weight, bias, work.case.geometry)
+
+    unclamped = contender.build(UNCLAMPED)(x)
+    function = contender.build(work.constants)
+    found = differences(function(x), unclamped, exact, work.constants)
+    check(contender.name, contender.precision if contender.ours else "tf32", found, work.case.scale)
+    return lambda: function(x), found
+
+
+def differences(output, unclamped, exact, constants) -> Errors:
+    """Of results from float64; ``exact(images)`` is the pre-activation of a slice of the batch."""
+    images = max(1, SLICE // max(1, output[0].numel()))
+    largest, wrong, total = [], [], []
+    for first in range(0, output.shape[0], images):
+        part = slice(first, first + images)
+        z = exact(part)
+        mish = reference.mish_add_hardtanh_scale(z, UNCLAMPED)
+        largest.append((output[part] - reference.mish_add_hardtanh_scale(z, constants)).abs().max())
+        wrong.append((unclamped[part] - mish).square().sum())
+        total.append(mish.square().sum())
+    relative = (torch.stack(wrong).sum() / torch.stack(total).sum()).sqrt()
+    return Errors(torch.stack(largest).max().item(), relative.item())  # both keep NaN
+
+
+def check(name, precision, found: Errors, scale):
+    """Raises ``WrongResult`` unless both errors are within the bounds of a precision; NaN is not."""
+    for what, error, bound in (
+        ("largest output error", found.output, OUTPUT_BOUND[precision] * scale),
+        ("unclamped relative L2 error", found.unclamped, UNCLAMPED_BOUND[precision]),
+    ):
+        if not error <= bound:
+            raise WrongResult(f"{name} is wrong: {what} {error:.3g}, allowed in {precision} {bound:.3g}")

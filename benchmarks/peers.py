@@ -1,0 +1,82 @@
+"""What the layer is measured against: the same layer in plain PyTorch."""
+
+import copy
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.measure import Contender, Work
+from numba_impl import reference
+from numba_impl.problem import Constants, Geometry
+
+
+class Plain(nn.Module):
+    """The layer as one writes it."""
+
+    def __init__(self, conv: nn.ConvTranspose2d, constants: Constants):
+        super().__init__()
+        self.conv_transpose = conv
+        self.constants = constants
+
+    def forward(self, x):
+        return reference.mish_add_hardtanh_scale(self.conv_transpose(x), self.constants)
+
+
+class PixelShuffle(nn.Module):
+    """The parity split, for kernel 3, stride 2, padding 1 and output padding 1 alone.
+
+    A 2 x 2 convolution computes the four parities of each output channel as four channels, which
+    ``pixel_shuffle`` interleaves.
+    """
+
+    GEOMETRY = Geometry.of(3, 2, 1, 1)
+
+    def __init__(self, conv: nn.ConvTranspose2d, constants: Constants):
+        super().__init__()
+        self.weight = nn.Parameter(self.rearrange(conv.weight))
+        self.bias = nn.Parameter(conv.bias.repeat_interleave(4))
+        self.constants = constants
+
+    @classmethod
+    def rearrange(cls, weight):
+        """[C_in, C_out, 3, 3] -> [C_out * 4 parities, C_in, 2, 2]."""
+        c_in, c_out, kh, kw = weight.shape
+        split = weight.new_zeros(c_out, 2, 2, c_in, 2, 2)  # output channel, parities, input channel, shifts
+        rows, cols = cls.GEOMETRY.rows, cls.GEOMETRY.cols
+        for i in range(kh):
+            for j in range(kw):
+                split[:, rows.parities[i], cols.parities[j], :, rows.shifts[i], cols.shifts[j]] = weight[:, :, i, j].T
+        return split.reshape(4 * c_out, c_in, 2, 2)
+
+    def forward(self, x):
+        # Padding on both sides and dropping the first result costs no copy of x, as padding on one side would.
+        z = F.conv2d(x, self.weight, self.bias, padding=1)[:, :, 1:, 1:]
+        return reference.mish_add_hardtanh_scale(F.pixel_shuffle(z, 2), self.constants)
+
+
+def peers(work: Work, precision, compiled=True) -> list[Contender]:
+    """Those that make sense on the device and for the geometry, in the order of the table."""
+    formats = (False, True) if precision == "tf32" else (False,)
+    found = [_peer("eager", Plain, work, precision, last) for last in formats]
+    if compiled:
+        found.append(_peer("torch.compile", Plain, work, precision, compiled=True))
+        if work.x.is_cuda and work.case.geometry == PixelShuffle.GEOMETRY:
+            found += [_peer("pixel-shuffle compiled", PixelShuffle, work, precision, last, compiled=True) for last in formats]
+    return found
+
+
+def _peer(name, module, work, precision, channels_last=False, compiled=False) -> Contender:
+    build = functools.partial(_build, module, work.conv, channels_last, compiled)
+    return Contender(name + ", channels_last" * channels_last, precision, False, build, channels_last)
+
+
+def _build(module, conv, channels_last, compiled, constants):
+    layer = module(conv, constants)
+    if channels_last:
+        layer = copy.deepcopy(layer).to(memory_format=torch.channels_last)  # the other rows share conv
+    if not compiled:
+        return layer
+    torch._dynamo.reset()  # other constants or precision: a fresh compilation, not a more general one
+    return torch.compile(layer)

@@ -1,0 +1,144 @@
+"""One case: every row checked, then timed."""
+
+import functools
+
+import torch
+
+from benchmarks import machine, peers
+from benchmarks.measure import UNCLAMPED, Contender, Timer, Work, WrongResult, check, differences, verify
+from benchmarks.results import Case, Row, Table
+from model_numba import ModelNumba
+from numba_impl import dispatch, functional, reference
+
+MODEL = "model"  # ModelNumba with dispatch's own choice
+NAMES = (*dispatch.BACKENDS, MODEL)
+
+
+class NothingToTime(Exception):
+    """None of the backends asked for serves."""
+
+
+def say(line):
+    """Progress, at once."""
+    print(line, flush=True)
+
+
+def measure(case: Case, seed, precisions, backends, compiled, timer: Timer) -> Table:
+    """A case's table. Raises ``WrongResult`` before anything is timed if a result of ours is wrong."""
+    say(f"\n{case}")
+    device = timer.device
+    work = Work.draw(case, device, seed)
+    contenders, notes = [], []
+    for precision in precisions:
+        mine, declined = ours(work, precision, backends)
+        contenders += peers.peers(work, precision, compiled) + mine
+        notes += declined
+    if not any(contender.ours for contender in contenders):
+        raise NothingToTime("; ".join(notes))
+    if not compiled:
+        notes.append("torch.compile: --quick has no time for it")
+    elif device.type == "cuda" and case.geometry != peers.PixelShuffle.GEOMETRY:
+        notes.append("the pixel-shuffle rewrite: it is for k3 s2 p1 op1 alone")
+    checked = {contender: prepare(contender, work) for contender in contenders if contender.ours}
+    copy, pointwise = measure_pointwise(work, timer)
+    rows = [measure_row(contender, work, timer, checked.get(contender)) for contender in contenders]
+    return Table(case, machine.name(device), copy, rows, pointwise, list(dict.fromkeys(notes)))
+
+
+def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) -> Row:
+    """Timed, once it is ``checked``, what ``prepare`` gave before or gives now."""
+    checked = checked or prepare(contender, work)
+    if isinstance(checked, Row):
+        return checked
+    call, errors = checked
+    timing = attempt(contender, work, lambda: timer(call))
+    if isinstance(timing, Row):
+        return timing
+    say(f"  {contender.name}, {contender.precision}: {timing.median:.3f} ms")
+    return Row(contender.name, contender.precision, contender.ours, errors, timing)
+
+
+def prepare(contender: Contender, work: Work):
+    """(the call to time, its errors) of a contender that passes its check, or its failed Row."""
+    checked = attempt(contender, work, lambda: verify(contender, work))
+    if not isinstance(checked, Row):
+        errors = checked[1]
+        say(f"  {contender.name}, {contender.precision}: max error {errors.output:.1e}, unclamped {errors.unclamped:.1e}")
+    return checked
+
+
+def attempt(contender: Contender, work: Work, action):
+    """``action()`` in the contender's precision, or its failed Row; a wrong result of ours raises."""
+    torch.cuda.empty_cache()  # what the row before kept
+    try:
+        with reference.convolution_precision(contender.precision, work.x.device):
+            return action()
+    except Exception as error:
+        if contender.ours and isinstance(error, WrongResult):
+            raise
+        return failed(contender.name, contender.precision, contender.ours, error)
+
+
+def failed(name, precision, ours, error) -> Row:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+    say(f"  {name}, {precision}: failed: {reason}")
+    return Row(name, precision, ours, failure=reason)
+
+
+def measure_pointwise(work: Work, timer: Timer):
+    """(timing of ``copy_`` on a tensor of the output's shape, Row of the pointwise kernel in place on it)."""
+    name, constants = "pointwise kernel in place", work.constants
+    z = torch.randn(work.case.output_shape, device=work.x.device)
+    copy = time_copy(z, timer)
+    say(f"  copy_ of the output: {copy.median:.3f} ms")
+    try:
+        output, unclamped = (activate(z.clone(), c) for c in (constants, UNCLAMPED))
+        errors = differences(output, unclamped, lambda images: z[images].double(), constants)
+        check(name, "fp32", errors, constants.scale)
+        timing = timer(lambda: activate(z, constants))
+    except WrongResult:
+        raise
+    except Exception as error:
+        return copy, failed(name, "fp32", True, error)
+    say(f"  {name}: {timing.median:.3f} ms")
+    return copy, Row(name, "fp32", True, errors, timing)
+
+
+def time_copy(z, timer: Timer):
+    target = torch.empty_like(z)
+    return timer(lambda: target.copy_(z))
+
+
+def activate(z, constants):
+    return functional.mish_add_hardtanh_scale(
+        z, constants.add_value, constants.scale, constants.min_val, constants.max_val, inplace=True
+    )
+
+
+def ours(work: Work, precision, names):
+    """(contenders of ours in a precision, notes on those that cannot serve)."""
+    conv, x = work.conv, work.x
+    _, problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, precision)
+    found, notes = [], []
+    for name in names:
+        if name == MODEL:
+            name, build = f"ModelNumba ({dispatch.choose(problem)[0]})", functools.partial(build_model, work, problem)
+            found.append(Contender(name, precision, True, build))
+            continue
+        ok, reason = dispatch.BACKENDS[name].supports(problem)
+        if ok:
+            found.append(Contender(f"backend {name}", precision, True, functools.partial(build_backend, work, problem, name)))
+        else:
+            notes.append(f"backend {name}: {reason}")
+    return found, notes
+
+
+def build_backend(work, problem, name, constants):
+    weight, bias = work.conv.weight, work.conv.bias
+    return lambda x: dispatch.run(x, weight, bias, constants, problem, name)
+
+
+def build_model(work, problem, constants):
+    if constants != work.constants:  # the module has no clamp to lift; what it calls has
+        return build_backend(work, problem, None, constants)
+    return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=problem.precision)

@@ -1,0 +1,128 @@
+"""Which tile the tiled kernel uses for a problem: a few candidates, and a model of their time.
+
+A geometry has at most six tiles, so that sizes that keep changing do not keep compiling.
+"""
+
+import functools
+import itertools
+from dataclasses import replace
+
+from numba_impl.kernels.tiled import Tile
+
+THREADS = 128
+COL_GROUPS = (8, 2)  # wide and narrow images
+# Sums a thread -> blocks a multiprocessor: what 65,536 registers allow without spilling.
+BUDGETS = {128: 2, 64: 4, 16: 4}
+OTHER_REGISTERS = 45
+RESERVED_SHARED = 1024  # bytes of shared memory a block that CUDA keeps
+# Straight-line code for one input channel: taps, and multiply-adds. More takes minutes to compile.
+MOST_TAPS, LARGEST_BODY = 128, 1600
+# Fitted on an H200: instructions that a scheduler issues a cycle, with one warp and with many.
+ONE_WARP, MANY_WARPS = 0.5, 0.72
+SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
+OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
+
+
+@functools.lru_cache(maxsize=256)
+def choose(geometry, batch, in_channels, out_channels, height, width, multiprocessors, shared_per_block, shared_per_sm):
+    """The tile with the least predicted time, or None where none fits the registers and shared memory."""
+    tiles = candidates(geometry, out_channels, shared_per_block, shared_per_sm)
+    size = batch, in_channels, out_channels, height, width
+    return min(tiles, key=lambda tile: cycles(geometry, tile, size, multiprocessors), default=None)
+
+
+@functools.lru_cache(maxsize=256)
+def candidates(geometry, out_channels, shared_per_block, shared_per_sm):
+    """Tiles for a geometry: three amounts of work a thread, each for wide and for narrow images."""
+    found = []
+    for sums, blocks in BUDGETS.items():
+        shape = _thread_shape(geometry, sums, 65536 // (THREADS * blocks), out_channels)
+        for col_groups in COL_GROUPS if shape else ():
+            channels, rows, cols = shape
+            channel_groups = _channel_groups(channels, out_channels)
+            row_groups = THREADS // (channel_groups * col_groups)
+            tile = Tile(channels, rows, cols, channel_groups, row_groups, col_groups, 8, blocks)
+            tile = _fit_shared(geometry, tile, shared_per_block, shared_per_sm)
+            if tile is not None and tile not in found:
+                found.append(tile)
+    return found
+
+
+def _thread_shape(geometry, sums, registers, out_channels):
+    """(channels, rows, cols) of a thread: the most multiply-adds an instruction, within ``sums``; None if none fits."""
+    fitting = []
+    for channels, rows, cols in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)):
+        tile = Tile(channels, rows, cols, 1, 1, 1, unroll=1)
+        if _sums(geometry, tile) <= sums and _registers(geometry, tile) <= registers and channels < 2 * out_channels:
+            if geometry.taps <= MOST_TAPS and _body(geometry, tile) <= LARGEST_BODY:
+                fitting.append((-_efficiency(geometry, tile), channels, rows, cols))
+    return min(fitting)[1:] if fitting else None
+
+
+def _sums(geometry, tile):
+    return geometry.parities * tile.channels * tile.rows * tile.cols
+
+
+def _body(geometry, tile):
+    """Multiply-adds of a thread for one input channel."""
+    return geometry.taps * tile.channels * tile.rows * tile.cols
+
+
+def _registers(geometry, tile):
+    """Registers of a thread; the pixels of the next channel are loaded while one is multiplied."""
+    pixels = (tile.rows + geometry.rows.reach) * (tile.cols + geometry.cols.reach)
+    return _sums(geometry, tile) + pixels * min(tile.unroll, 2) + tile.channels + OTHER_REGISTERS
+
+
+def _loads(geometry, tile):
+    """Shared-memory loads of a thread for one input channel."""
+    reg_rows, reg_cols = tile.rows + geometry.rows.reach, tile.cols + geometry.cols.reach
+    pixels = reg_rows * (reg_cols // 4 + reg_cols % 4 if tile.cols % 4 == 0 else reg_cols)
+    return pixels + geometry.taps * -(-tile.channels // 4 if tile.channels % 4 == 0 else -tile.channels)
+
+
+def _efficiency(geometry, tile):
+    """Multiply-adds as a share of a thread's instructions for one input channel."""
+    body = _body(geometry, tile)
+    return body / (body + _loads(geometry, tile) + 2)
+
+
+def _channel_groups(channels, out_channels):
+    """The largest number of groups that pads ``out_channels`` least."""
+    return min((16, 8, 4, 2, 1), key=lambda groups: (-(-out_channels // (groups * channels)) * groups * channels, -groups))
+
+
+def _fit_shared(geometry, tile, shared_per_block, shared_per_sm):
+    """The tile with the deepest stage that fits shared memory, unrolled as far as pays; None if no depth fits."""
+    for depth in (8, 4, 2, 1):
+        size = replace(tile, depth=depth).shared_bytes(geometry)
+        if size <= shared_per_block and (size + RESERVED_SHARED) * tile.blocks <= shared_per_sm:
+            return replace(tile, depth=depth, unroll=_unroll(geometry, tile, depth))
+    return None
+
+
+def _unroll(geometry, tile, depth):
+    """Input channels to multiply in straight-line code: few enough to compile fast and to stay in registers."""
+    for unroll in (4, 2):
+        short = geometry.taps * unroll <= 36 and _body(geometry, tile) * unroll <= 640
+        fits = _registers(geometry, replace(tile, unroll=unroll)) <= 65536 // (THREADS * tile.blocks)
+        if short and fits and depth % unroll == 0:
+            return unroll
+    return 1
+
+
+def cycles(geometry, tile, size, multiprocessors):
+    """Predicted clock cycles: the instructions of a warp, times the warps a scheduler issues one after another."""
+    batch, in_channels, out_channels, height, width = size
+    blocks = tile.grid(geometry, batch, out_channels, height, width)[-1]
+    per_channel = _body(geometry, tile) / _efficiency(geometry, tile)
+    depth, x_rows, x_cols = tile.pixel_stage(geometry)
+    copies = (3 * x_rows * x_cols + geometry.taps * tile.tile_channels / 2) / tile.threads + 40 / depth
+    channels = -(-in_channels // depth) * depth
+    warp = channels * (per_channel + copies) + _sums(geometry, tile) * OUTPUT_INSTRUCTIONS + BLOCK_INSTRUCTIONS
+    slots = multiprocessors * tile.blocks
+    full, rest = divmod(blocks, slots)
+    waves = [tile.blocks] * full + [-(-rest // multiprocessors)] * (rest > 0)
+    warps_per_scheduler = tile.threads / 128
+    time = sum(warp * max(resident * warps_per_scheduler / MANY_WARPS, 1 / ONE_WARP) for resident in waves)
+    return time if tile.col_groups == max(COL_GROUPS) else time * SHORT_RUNS
