@@ -99,7 +99,7 @@ def parse(argv=None):
     args = parser.parse_args(argv)
 
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'numba_impl[bench]'")
+        parser.error("--plot needs matplotlib: pip install '.[bench]'")
     for path in (args.json, args.plot):
         if path and not path.absolute().parent.is_dir():
             parser.error(f"{path}: no such directory")

@@ -3,7 +3,7 @@
 import torch
 
 from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_rank
+from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_rank, needs_grad
 
 
 def conv_transpose2d_mish_add_hardtanh_scale(
@@ -52,7 +52,8 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
         return x.copy_(y) if inplace else y
     if inplace and _dense(x):
         backend.activate(x, x, constants)
-        torch.autograd.graph.increment_version(x)
+        if not x.is_inference():  # those keep no version
+            torch.autograd.graph.increment_version(x)
         return x
     source = x if _dense(x) else x.contiguous()
     y = backend.activate(source, torch.empty_like(source), constants)
@@ -61,7 +62,7 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
 
 def _one_pass_backend(x):
     """The backend whose ``activate`` serves x, or None."""
-    if x.dtype != torch.float32 or (torch.is_grad_enabled() and x.requires_grad):
+    if x.dtype != torch.float32 or needs_grad(x):
         return None
     if x.device.type == "cpu":
         return backend_cpu

@@ -31,6 +31,22 @@ def as_tensor(array):
     return tensor
 
 
+def fp32(name, array):
+    """``as_tensor(array)``; raises TypeError unless it is fp32."""
+    tensor = as_tensor(array)
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name} must be torch.float32, got {tensor.dtype}")
+    return tensor
+
+
+def contiguous(name, array):
+    """``fp32(name, array)``; raises ValueError unless it is contiguous."""
+    tensor = fp32(name, array)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}")
+    return tensor
+
+
 class Kernel:
     """A kernel function with its signature and launch bounds: Numba compiles it at its first launch, CUDA launches it.
 

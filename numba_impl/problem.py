@@ -9,7 +9,6 @@ So a strided transposed convolution is one dense correlation a parity, and nothi
 an inserted zero. An index ``i``, which yields one output of every parity, is a *cell*.
 """
 
-import functools
 import numbers
 from dataclasses import dataclass
 
@@ -66,7 +65,13 @@ class Geometry:
     @classmethod
     def of(cls, kernel_size, stride=1, padding=0, output_padding=0) -> "Geometry":
         """From ints or pairs, as torch takes them. Raises TypeError and ValueError, naming the argument."""
-        return _geometry(*(tuple(v) if isinstance(v, list) else v for v in (kernel_size, stride, padding, output_padding)))
+        kernel = _pair("kernel_size", kernel_size, 1)
+        stride = _pair("stride", stride, 1)
+        padding = _pair("padding", padding, 0)
+        output_padding = _pair("output_padding", output_padding, 0)
+        if any(extra >= step for extra, step in zip(output_padding, stride)):
+            raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
+        return cls(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
 
     @property
     def taps(self) -> int:
@@ -149,8 +154,8 @@ class Problem:
             x.dtype,
             x.device,
             precision=resolve_precision(precision, x.device),
-            needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-            autocast=torch.is_autocast_enabled(x.device.type),
+            needs_grad=needs_grad(*tensors),
+            autocast=_autocasts(x.device),
         )
 
     def plain_fp32(self) -> tuple[bool, str]:
@@ -167,6 +172,17 @@ class Problem:
     def output_shape(self) -> tuple[int, int, int, int]:
         rows, cols = self.geometry.rows, self.geometry.cols
         return self.batch, self.out_channels, rows.output_size(self.height), cols.output_size(self.width)
+
+
+def needs_grad(*tensors) -> bool:
+    """Whether autograd must see every operation: in reverse, in forward mode, or under a ``torch.func`` transform."""
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _autocasts(device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def check_precision(precision):
@@ -199,7 +215,7 @@ def _check_tensors(x, weight, bias):
     for name, value in named.items():
         check_float_tensor(name, value)
     for name, value in named.items():
-        if value.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        if value.dtype != x.dtype and not _autocasts(x.device):
             raise TypeError(f"{name} must have x's dtype {x.dtype}, got {value.dtype}")
         if value.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
@@ -218,26 +234,15 @@ def check_rank(x):
 
 def positive_int(name, value, least=1) -> int:
     """``value``, if it is an int of at least ``least``. Raises TypeError and ValueError, naming it."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if type(value) is not int and (not isinstance(value, numbers.Integral) or isinstance(value, bool)):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
 
 
-@functools.lru_cache(maxsize=1024, typed=True)
-def _geometry(kernel_size, stride, padding, output_padding):
-    kernel = _pair("kernel_size", kernel_size, 1)
-    stride = _pair("stride", stride, 1)
-    padding = _pair("padding", padding, 0)
-    output_padding = _pair("output_padding", output_padding, 0)
-    if any(extra >= step for extra, step in zip(output_padding, stride)):
-        raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
-    return Geometry(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
-
-
 def _pair(name, value, least) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, tuple) else (value, value)
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
     return tuple(positive_int(name, v, least) for v in pair)

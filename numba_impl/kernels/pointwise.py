@@ -12,7 +12,7 @@ from numba.cuda import types
 from numba_impl import epilogue
 from numba_impl.kernels import ptx
 from numba_impl.kernels.device import device
-from numba_impl.launch import Kernel, as_tensor, multiprocessors
+from numba_impl.launch import Kernel, fp32, multiprocessors
 
 activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.maximum)
 
@@ -61,10 +61,12 @@ def launch(x, y, add_value, scale, min_val=-1.0, max_val=1.0, config=Config()):
     """y = hardtanh(mish(x) + add_value, min_val, max_val) * scale, element by element in memory order.
 
     ``x`` and ``y``: dense fp32 of the same size on one device, or the same array; tensors or anything
-    with ``__cuda_array_interface__``.
+    with ``__cuda_array_interface__``. Raises TypeError for another dtype, ValueError for unequal sizes.
     """
-    x, y = as_tensor(x), as_tensor(y)
+    x, y = fp32("x", x), fp32("y", y)
     size = x.numel()
+    if y.numel() != size:
+        raise ValueError(f"y must have the {size} values of x, got {y.numel()}")
     first, end = vector_range(x.data_ptr(), y.data_ptr(), size)
     steps = max((end - first) // 4, first, size - end)
     blocks = min(-(-steps // config.threads), config.blocks * multiprocessors(x.device))

@@ -16,7 +16,7 @@ from numba.cuda import types
 from numba_impl import epilogue
 from numba_impl.kernels import ptx
 from numba_impl.kernels.device import device, unroll
-from numba_impl.launch import Kernel, as_tensor
+from numba_impl.launch import Kernel, contiguous
 from numba_impl.problem import Geometry
 
 OUTSIDE = 0x7FFFFFFF  # offset of a pixel outside the image: not below any image's size
@@ -42,6 +42,12 @@ class Tile:
     depth: int = 8
     blocks: int = 2
     unroll: int = 1
+
+    def __post_init__(self):
+        if self.depth % self.unroll:
+            raise ValueError(f"depth must be a multiple of unroll, got {self.depth} and {self.unroll}")
+        if self.tile_channels % 4:
+            raise ValueError(f"channels * channel_groups must be a multiple of 4, got {self.tile_channels}")
 
     @property
     def threads(self):
@@ -279,32 +285,26 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
 def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device.
 
-    ``weight`` and ``bias`` are packed (``packing.pack_tiled``) for this tile. Every array may be a
-    tensor or anything with ``__cuda_array_interface__``.
+    ``weight`` and ``bias`` are packed (``packing.pack_tiled``, ``pack_bias``) for this tile. Every
+    array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
+    dtype and ValueError for strides or sizes that do not fit.
     """
-    x, weight, bias, out = map(as_tensor, (x, weight, bias, out))
+    x, weight, bias, out = (contiguous(name, a) for name, a in dict(x=x, weight=weight, bias=bias, out=out).items())
     batch, in_channels, height, width = x.shape
-    _, out_channels, out_height, out_width = out.shape
+    out_channels = out.shape[1]
     *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
+    out_height, out_width = geometry.rows.output_size(height), geometry.cols.output_size(width)
+    padded = -(-in_channels // tile.depth) * tile.depth
+    for name, array, shape in (
+        ("out", out, (batch, out_channels, out_height, out_width)),
+        ("weight", weight, (tiles[0], padded, geometry.taps, tile.tile_channels)),
+        ("bias", bias, (tiles[0] * tile.tile_channels,)),
+    ):
+        if tuple(array.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
     vectors = out_width % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
     if blocks:
-        build(geometry, tile)(
-            blocks,
-            x,
-            weight,
-            bias,
-            out,
-            in_channels,
-            height,
-            width,
-            out_channels,
-            out_height,
-            out_width,
-            *tiles,
-            vectors,
-            add_value,
-            scale,
-            min_val,
-            max_val,
-            shared_bytes=tile.shared_bytes(geometry),
-        )
+        sizes = in_channels, height, width, out_channels, out_height, out_width
+        constants = add_value, scale, min_val, max_val
+        shared = tile.shared_bytes(geometry)
+        build(geometry, tile)(blocks, x, weight, bias, out, *sizes, *tiles, vectors, *constants, shared_bytes=shared)

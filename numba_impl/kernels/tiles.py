@@ -5,13 +5,15 @@ A geometry has at most six tiles, so that sizes that keep changing do not keep c
 
 import functools
 import itertools
+import math
 from dataclasses import replace
 
 from numba_impl.kernels.tiled import Tile
 
 THREADS = 128
 COL_GROUPS = (8, 2)  # wide and narrow images
-# Sums a thread -> blocks a multiprocessor: what 65,536 registers allow without spilling.
+REGISTERS = 65536  # of a multiprocessor
+# Sums a thread -> blocks a multiprocessor: what the registers allow without spilling.
 BUDGETS = {128: 2, 64: 4, 16: 4}
 OTHER_REGISTERS = 45
 RESERVED_SHARED = 1024  # bytes of shared memory a block that CUDA keeps
@@ -36,26 +38,26 @@ def candidates(geometry, out_channels, shared_per_block, shared_per_sm):
     """Tiles for a geometry: three amounts of work a thread, each for wide and for narrow images."""
     found = []
     for sums, blocks in BUDGETS.items():
-        shape = _thread_shape(geometry, sums, 65536 // (THREADS * blocks), out_channels)
+        shape = _thread_shape(geometry, sums, blocks, out_channels)
         for col_groups in COL_GROUPS if shape else ():
             channels, rows, cols = shape
             channel_groups = _channel_groups(channels, out_channels)
             row_groups = THREADS // (channel_groups * col_groups)
-            tile = Tile(channels, rows, cols, channel_groups, row_groups, col_groups, 8, blocks)
-            tile = _fit_shared(geometry, tile, shared_per_block, shared_per_sm)
+            tile = Tile(channels, rows, cols, channel_groups, row_groups, col_groups, blocks=blocks)
+            tile = _fit_stage(geometry, tile, shared_per_block, shared_per_sm)
             if tile is not None and tile not in found:
                 found.append(tile)
     return found
 
 
-def _thread_shape(geometry, sums, registers, out_channels):
+def _thread_shape(geometry, sums, blocks, out_channels):
     """(channels, rows, cols) of a thread: the most multiply-adds an instruction, within ``sums``; None if none fits."""
     fitting = []
     for channels, rows, cols in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)):
-        tile = Tile(channels, rows, cols, 1, 1, 1, unroll=1)
-        if _sums(geometry, tile) <= sums and _registers(geometry, tile) <= registers and channels < 2 * out_channels:
-            if geometry.taps <= MOST_TAPS and _body(geometry, tile) <= LARGEST_BODY:
-                fitting.append((-_efficiency(geometry, tile), channels, rows, cols))
+        tile = Tile(channels, rows, cols, 16, 1, THREADS // 16, depth=1, blocks=blocks)
+        fits = _sums(geometry, tile) <= sums and _registers(geometry, tile) <= _most_registers(tile)
+        if fits and channels < 2 * out_channels and geometry.taps <= MOST_TAPS and _body(geometry, tile) <= LARGEST_BODY:
+            fitting.append((-_efficiency(geometry, tile), channels, rows, cols))
     return min(fitting)[1:] if fitting else None
 
 
@@ -68,10 +70,15 @@ def _body(geometry, tile):
     return geometry.taps * tile.channels * tile.rows * tile.cols
 
 
-def _registers(geometry, tile):
-    """Registers of a thread; the pixels of the next channel are loaded while one is multiplied."""
+def _registers(geometry, tile, unroll=1):
+    """Registers of a thread: sums, weights, the pixels of an unrolled step, an offset a copied pixel, the rest."""
     pixels = (tile.rows + geometry.rows.reach) * (tile.cols + geometry.cols.reach)
-    return _sums(geometry, tile) + pixels * min(tile.unroll, 2) + tile.channels + OTHER_REGISTERS
+    copies = -(-math.prod(tile.pixel_stage(geometry)) // tile.threads)
+    return _sums(geometry, tile) + pixels * unroll + tile.channels + copies + OTHER_REGISTERS
+
+
+def _most_registers(tile):
+    return min(255, REGISTERS // (tile.threads * tile.blocks))
 
 
 def _loads(geometry, tile):
@@ -88,25 +95,27 @@ def _efficiency(geometry, tile):
 
 
 def _channel_groups(channels, out_channels):
-    """The largest number of groups that pads ``out_channels`` least."""
-    return min((16, 8, 4, 2, 1), key=lambda groups: (-(-out_channels // (groups * channels)) * groups * channels, -groups))
+    """The largest number of groups that pads ``out_channels`` least, in whole 16-byte vectors."""
+    options = [groups for groups in (16, 8, 4, 2, 1) if groups * channels % 4 == 0]
+    return min(options, key=lambda groups: (-(-out_channels // (groups * channels)) * groups * channels, -groups))
 
 
-def _fit_shared(geometry, tile, shared_per_block, shared_per_sm):
-    """The tile with the deepest stage that fits shared memory, unrolled as far as pays; None if no depth fits."""
+def _fit_stage(geometry, tile, shared_per_block, shared_per_sm):
+    """The tile with the deepest stage that fits shared memory and registers, unrolled as far as pays; None if none fits."""
     for depth in (8, 4, 2, 1):
-        size = replace(tile, depth=depth).shared_bytes(geometry)
-        if size <= shared_per_block and (size + RESERVED_SHARED) * tile.blocks <= shared_per_sm:
-            return replace(tile, depth=depth, unroll=_unroll(geometry, tile, depth))
+        deep = replace(tile, depth=depth)
+        size = deep.shared_bytes(geometry)
+        fits = size <= shared_per_block and (size + RESERVED_SHARED) * tile.blocks <= shared_per_sm
+        if fits and _registers(geometry, deep) <= _most_registers(deep):
+            return replace(deep, unroll=_unroll(geometry, deep))
     return None
 
 
-def _unroll(geometry, tile, depth):
+def _unroll(geometry, tile):
     """Input channels to multiply in straight-line code: few enough to compile fast and to stay in registers."""
     for unroll in (4, 2):
         short = geometry.taps * unroll <= 36 and _body(geometry, tile) * unroll <= 640
-        fits = _registers(geometry, replace(tile, unroll=unroll)) <= 65536 // (THREADS * tile.blocks)
-        if short and fits and depth % unroll == 0:
+        if short and tile.depth % unroll == 0 and _registers(geometry, tile, unroll) <= _most_registers(tile):
             return unroll
     return 1
 

@@ -1,0 +1,112 @@
+"""How far from float64 a result may be: bounds derived from the arithmetic, not from what passes.
+
+*Convolution.* Summing T products in fp32 rounds T partial sums, each by up to u = 2^-24 of itself.
+For independent products of either sign the k-th partial sum is about sqrt(k/T) * spread, where
+spread = sqrt(sum of the squared products). The error is then a random walk of 0.3 * u * sqrt(T) *
+spread (root mean square, measured), and a value in 10^6 reaches ten times that. So 8 * u * sqrt(T) *
+spread bounds each value, and u * (sqrt(T) + 8) the L2 error of all, relative to the L2 size of what is
+summed: scale * (spread + |add_value|). Operands rounded to TF32 or fp16 (2^-11) are off by 2.8e-4 *
+spread (root mean square), 50 times the bound at 144 terms.
+
+*Epilogue.* mish'(v) <= 1.09 and hardtanh' <= 1 carry the convolution's error on. exp(v) loses |v| * u
+relative where v < 0 (the argument of exp2 is rounded), a handful of operations a few u each. Below
+2^-126 a result may be flushed to zero.
+"""
+
+import torch
+
+from numba_impl import reference
+from numba_impl.problem import Constants, Geometry
+
+U = 2.0**-24
+TF32_U = 2.0**-11
+MISH_SLOPE = 1.09
+TINY = 1024 * 2.0**-126
+CHUNK = 2**26  # outputs compared at a time: the benchmark's 5e8 float64 values and bounds need not fit together
+
+
+def check_layer(y, x, weight, bias, geometry: Geometry, constants: Constants, precision="fp32"):
+    """Assert that ``y`` is the fused layer's result: value by value, and in L2 over all values.
+
+    The operands must be independent and of either sign, as drawn ones are. NaN and infinities must be
+    float64's. ``precision="tf32"`` allows for operands rounded to 10 bits.
+    """
+    terms = largest_sum(weight, bias, geometry)
+    assert y.shape == output_shape(x, weight, geometry) and y.dtype == torch.float32
+    step = max(1, CHUNK // max(1, y[:1].numel()))
+    squares = torch.zeros(2, dtype=torch.float64)
+    for part in range(0, len(x), step):
+        xs, ys = x[part : part + step], y[part : part + step]
+        pre, spread = pre_activation(xs, weight, bias, geometry)
+        error = 8 * U * terms**0.5 * spread + (4 * TF32_U * spread if precision == "tf32" else 0)
+        summed = constants.scale * (spread.masked_fill(~pre.isfinite(), 0) + abs(constants.add_value))
+        squared_errors = _check(ys, pre, error, constants).square().sum()
+        squares += torch.stack([squared_errors, summed.square().sum()]).cpu()
+    wrong, size = squares.sqrt().tolist()
+    limit = U * (terms**0.5 + 8) + (TF32_U if precision == "tf32" else 0)
+    assert wrong <= limit * size + TINY, f"relative L2 error {wrong / size:.3g}, allowed {limit:.3g}"
+
+
+def check_epilogue(y, v, constants: Constants):
+    """Assert that ``y`` is the epilogue of ``v`` in fp32, value by value; any shape."""
+    assert y.shape == v.shape and y.dtype == torch.float32
+    flat_y, flat_v = y.detach().reshape(-1), v.detach().reshape(-1)
+    for part in range(0, v.numel(), CHUNK):
+        v64 = flat_v[part : part + CHUNK].double()
+        _check(flat_y[part : part + CHUNK], v64, torch.zeros_like(v64), constants)
+
+
+def pre_activation(x, weight, bias, geometry):
+    """In float64: the convolution, and its spread: the root of the sum of the squared terms of each output."""
+    x, weight, bias = (None if t is None else t.detach().double() for t in (x, weight, bias))
+    pre = reference.conv_transpose2d(x, weight, bias, geometry)
+    squared_bias = None if bias is None else bias.square()
+    return pre, reference.conv_transpose2d(x.square(), weight.square(), squared_bias, geometry).sqrt()
+
+
+def largest_sum(weight, bias, geometry):
+    """The most terms that any output adds up."""
+    taps = 1
+    for axis in (geometry.rows, geometry.cols):
+        taps *= max(axis.parities.count(parity) for parity in axis.parities)
+    return weight.shape[0] * taps + (bias is not None)
+
+
+def output_shape(x, weight, geometry):
+    """Of a batched ``x``, by torch's own rule."""
+    meta = (t.detach().to("meta") for t in (x, weight))
+    return reference.conv_transpose2d(*meta, None, geometry).shape
+
+
+def to_tf32(t):
+    """fp32 rounded to 10 mantissa bits, to nearest even, as TF32 takes its operands."""
+    bits = t.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def _check(y, pre, pre_error, constants):
+    """Assert that each value of one chunk is within its bound; gives the errors."""
+    mish = torch.nn.functional.mish(pre)
+    want = reference.mish_add_hardtanh_scale(pre, constants)
+    bound = _epilogue_bound(pre, mish, want, pre_error, constants)
+    want = torch.where(want.abs() > torch.finfo(torch.float32).max, want.sign() * float("inf"), want)
+    difference = y.detach().double() - want
+    special = ~want.isfinite()
+    good = torch.where(special, (y == want) | (y.isnan() & want.isnan()), difference.abs() <= bound)
+    if not good.all():
+        bad = good.logical_not().nonzero()
+        at = tuple(bad[0].tolist())
+        raise AssertionError(
+            f"{len(bad)} of {good.numel()} values wrong; the first at {at}: got {y[at].item()!r}, want {want[at].item()!r} "
+            f"within {bound[at].item():.3g} (pre-activation {pre[at].item()!r})"
+        )
+    return torch.where(special, 0.0, difference)
+
+
+def _epilogue_bound(pre, mish, want, pre_error, constants):
+    scale = abs(constants.scale)
+    pre_error = pre_error.masked_fill(pre.isinf(), 0)  # infinity is exact
+    # Past this, mish is clamped whatever its error.
+    limit = max(abs(constants.min_val), abs(constants.max_val)) + abs(constants.add_value)
+    rounding = U * (8 - pre.clamp(-150, 0)) * mish.abs().clamp(max=limit) + 4 * U * abs(constants.add_value)
+    return (MISH_SLOPE * pre_error + rounding + TINY) * scale + 4 * U * want.abs()

@@ -1,0 +1,177 @@
+"""What several files share: sizes, backends, kinds of tensor, and the layer called one way."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from numba_impl import conv_transpose2d_mish_add_hardtanh_scale
+from numba_impl.problem import Constants, Geometry, Problem
+
+# hardtanh's bounds: as in the layer, and open, so that no error hides behind a clamp.
+CLAMPED = Constants(add_value=-0.5, scale=2.0)
+OPEN = Constants(add_value=-0.5, scale=2.0, min_val=float("-inf"), max_val=float("inf"))
+
+GUARD, SENTINEL = 64, 12345.678
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one call: ``x`` is (N, C_in, H, W), the rest is torch's."""
+
+    x: tuple
+    out_channels: int
+    kernel_size: object
+    stride: object = 1
+    padding: object = 0
+    output_padding: object = 0
+    bias: bool = True
+
+    def __str__(self):
+        sizes = "x".join(map(str, self.x))
+        numbers = (self.kernel_size, self.stride, self.padding, self.output_padding)
+        geometry = "-".join(f"{name}{value}".replace(" ", "") for name, value in zip("kspo", numbers, strict=True))
+        return f"{sizes}to{self.out_channels}-{geometry}" + ("" if self.bias else "-nobias")
+
+    @property
+    def geometry(self):
+        return Geometry.of(self.kernel_size, self.stride, self.padding, self.output_padding)
+
+    @property
+    def weight_shape(self):
+        rows, cols = self.geometry.rows, self.geometry.cols
+        return self.x[1], self.out_channels, rows.kernel_size, cols.kernel_size
+
+    @property
+    def output_shape(self):
+        (n, _, h, w), rows, cols = self.x, self.geometry.rows, self.geometry.cols
+        return n, self.out_channels, rows.output_size(h), cols.output_size(w)
+
+    def draw(self, device="cpu", dtype=torch.float32):
+        """Fresh (x, weight, bias), scaled so that pre-activations are of order 1."""
+        terms = self.x[1] * max(1, self.geometry.taps // self.geometry.parities)
+        x = torch.randn(self.x, device=device, dtype=dtype)
+        weight = torch.randn(self.weight_shape, device=device, dtype=dtype) * terms**-0.5
+        return x, weight, torch.randn(self.out_channels, device=device, dtype=dtype) if self.bias else None
+
+
+# A small layer: as a module's arguments, and as a case.
+SIZES = dict(in_channels=6, out_channels=5, kernel_size=3, stride=2, padding=1, output_padding=1)
+USUAL = Case((2, 6, 7, 9), 5, 3, 2, 1, 1)
+
+# The issue's shapes: the benchmark, and four from networks.
+BENCHMARK = Case((128, 64, 128, 128), 64, 3, 2, 1, 1)
+NETWORK_SHAPES = [
+    Case((16, 256, 32, 32), 128, 4, 2, 1),
+    Case((16, 128, 64, 64), 64, 2, 2),
+    Case((8, 64, 128, 128), 32, 3, 2, 1, 1),
+    Case((4, 48, 37, 53), 24, 5, 3, 2, 1),
+]
+
+# What torch.cuda.get_device_properties says of an A100, an H200 and a B200, as far as a tile's choice asks.
+GPUS = {
+    capability: SimpleNamespace(
+        multi_processor_count=multiprocessors,
+        shared_memory_per_block_optin=shared - 1024,
+        shared_memory_per_multiprocessor=shared,
+    )
+    for capability, multiprocessors, shared in [((8, 0), 108, 167_936), ((9, 0), 132, 233_472), ((10, 0), 148, 233_472)]
+}
+
+# Where and by whom a call is served: None is dispatch's own choice.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BACKENDS = [
+    *(pytest.param("cpu", name, id=f"cpu-{name}") for name in ("cpu", "reference", None)),
+    *(pytest.param("cuda", name, id=f"cuda-{name}", marks=pytest.mark.gpu) for name in ("tiled", "composite", "reference", None)),
+]
+every_device = pytest.mark.parametrize("device", DEVICES)
+every_backend = pytest.mark.parametrize(("device", "backend"), BACKENDS)
+
+
+def expanded(x):
+    return x[:1, :1].expand_as(x)
+
+
+# A tensor's values in any memory layout.
+VIEWS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "expanded": expanded,
+    "sliced": lambda x: torch.cat([x, x, x], 3)[:, :, :, 1 : 1 + x.shape[3]],
+    "every second": lambda x: x.repeat_interleave(2, 2)[:, :, ::2],
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "batch last": lambda x: x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+}
+
+
+class Guarded:
+    """A NaN-filled fp32 ``tensor`` between two guard zones; starts ``offset`` values past 16-byte alignment."""
+
+    def __init__(self, shape, device, offset=0):
+        size = torch.Size(shape).numel()
+        self.memory = torch.full((2 * GUARD + offset + size,), SENTINEL, device=device)
+        start = GUARD + offset
+        self.before, flat, self.after = self.memory.split([start, size, GUARD])
+        self.tensor = flat.fill_(float("nan")).view(shape)
+
+    def check(self):
+        """Assert that the guard zones are what they were, bit for bit."""
+        for zone in (self.before, self.after):
+            assert torch.equal(zone, torch.full_like(zone, SENTINEL)), "written outside the output"
+
+
+def problem(case, device="cpu", **changes):
+    """The ``Problem`` of a case as the backends see it, made by hand: fp32 inference, unless ``changes`` say otherwise."""
+    batch, in_channels, height, width = case.x
+    fields = dict(
+        geometry=case.geometry,
+        batch=batch,
+        in_channels=in_channels,
+        out_channels=case.out_channels,
+        height=height,
+        width=width,
+        dtype=torch.float32,
+        device=torch.device(device),
+        precision="fp32",
+        needs_grad=False,
+        autocast=False,
+    )
+    return Problem(**fields | changes)
+
+
+def apply(x, weight, bias, case, add_value=-0.5, scale=2.0, precision="fp32", backend=None):
+    """The functional form on a case's tensors and geometry."""
+    return conv_transpose2d_mish_add_hardtanh_scale(
+        x,
+        weight,
+        bias,
+        case.stride,
+        case.padding,
+        case.output_padding,
+        add_value=add_value,
+        scale=scale,
+        precision=precision,
+        backend=backend,
+    )
+
+
+def eager(x, module, add_value=-0.5, scale=2.0):
+    """The chain of the reference model."""
+    return nn.functional.hardtanh(nn.functional.mish(module(x)) + add_value, -1, 1) * scale
+
+
+def bits(t):
+    """The bits of an fp32 tensor, so that NaN equals itself and zeros have signs."""
+    return t.detach().contiguous().view(torch.int32)
+
+
+def assert_same(got, want):
+    """Bit-equal on the CPU; on a GPU within a few roundings, since cuDNN's sums may come in any order."""
+    if got.device.type == "cpu":
+        assert torch.equal(got, want)
+    else:
+        tolerance = 64 * torch.finfo(want.dtype).eps
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,63 @@
+"""Where each test runs, and the seed of its data.
+
+Markers: ``gpu`` needs a CUDA device; ``simulator`` runs in Numba's CUDA simulator, in a process of its
+own that ``test_simulator.py`` starts. A kernel test carries both: the same lines check both targets.
+"""
+
+import os
+import secrets
+
+import pytest
+import torch
+from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.accuracy", "tests.cases")
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+
+settings.register_profile("suite", deadline=None, print_blob=True)
+settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(config, items):
+    """In the simulator only its own tests; elsewhere the rest, and a reason where a GPU is missing."""
+    without_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    selected, deselected = [], []
+    for item in items:
+        simulator, gpu = (item.get_closest_marker(name) for name in ("simulator", "gpu"))
+        runs_here = simulator if SIMULATED else gpu or not simulator
+        (selected if runs_here else deselected).append(item)
+        if gpu and not SIMULATED and not torch.cuda.is_available():
+            item.add_marker(without_gpu)
+    items[:] = selected
+    config.hook.pytest_deselected(items=deselected)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """A fresh seed for each test's data, printed so that a failure shows it; TEST_SEED repeats one."""
+    value = int(os.environ.get("TEST_SEED") or secrets.randbelow(2**31))
+    torch.manual_seed(value)
+    print(f"TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def kernel_device():
+    """Where kernel tests keep their tensors: the simulator's device memory is the CPU's."""
+    return "cpu" if SIMULATED else "cuda"
+
+
+@pytest.fixture
+def conv_precision():
+    """Sets PyTorch's flag for cuDNN's fp32 convolutions ("ieee" or "tf32"); it and the old flag are reset afterwards."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+
+    def set_flag(value):
+        conv.fp32_precision = value
+
+    yield set_flag
+    torch.backends.cudnn.allow_tf32 = before == "tf32"
+    set_flag(before)

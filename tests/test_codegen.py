@@ -1,0 +1,106 @@
+"""What the compiler makes of the kernels, for GPUs that need not be present; and what an import does not do."""
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from numba_impl import backend_tiled
+from numba_impl.kernels import pointwise, tiled
+from numba_impl.kernels.tiled import Tile
+from numba_impl.problem import Geometry
+from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
+
+ROOT = Path(__file__).parent.parent
+LOAD16, STORE16 = r"ld\.(global|shared)(\.\w+)*\.v4\.[bf]32", r"st\.global(\.\w+)*\.v4\.[bf]32"
+
+# Geometry, tile: other strides, kernels and tiles than those that real shapes choose.
+TILED = {
+    "stride 1": (Geometry.of(3, 1, 1), Tile(4, 2, 4, 8, 2, 8)),
+    "stride 3x1": (Geometry.of((3, 1), (3, 1), (1, 0), (2, 0)), Tile(4, 1, 4, 8, 2, 8)),
+    "narrow": (Geometry.of(2, 2), Tile(4, 1, 2, 4, 2, 16)),
+}
+
+
+@pytest.fixture(params=GPUS, ids=lambda cc: "sm_{}{}".format(*cc))
+def capability(request, monkeypatch):
+    """A compute capability, and a device of it for numba-cuda, which asks for one whenever it compiles."""
+    import numba.cuda.dispatcher
+
+    device = SimpleNamespace(compute_capability=request.param)
+    monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
+    return request.param
+
+
+def check(kernel, capability):
+    """Assert what holds for every kernel: fp32 alone, registers alone, the instructions asked for."""
+    ptx = kernel.ptx(capability)
+    assert ".f64" not in ptx, "computes in float64"
+    assert "__local_depot" not in ptx, "keeps an array in local memory"
+    assert "fma.rn.f32" in ptx and "max.NaN.f32" in ptx and "min.NaN.f32" in ptx
+    assert re.search(LOAD16, ptx) and re.search(STORE16, ptx), "16-byte accesses are missing"
+    check_registers(ptx, capability)
+    return ptx
+
+
+def check_registers(ptx, capability):
+    """Assert that ptxas finds registers for all values; skip where no ptxas reads this PTX."""
+    refusals = []
+    for assembler in ptxas():
+        command = [assembler, "-v", "-arch=sm_{}{}".format(*capability), "-o", "/dev/null", "-"]
+        done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+        if done.returncode == 0:
+            for used in ("stack frame", "spill stores", "spill loads"):
+                assert re.findall(rf"(\d+) bytes {used}", done.stderr) == ["0"], f"{used}: {done.stderr}"
+            return
+        refusals.append(done.stderr.strip())
+        if "Unsupported .version" not in done.stderr and "not defined for option 'gpu-name'" not in done.stderr:
+            pytest.fail(f"{assembler}: {done.stderr}")
+    pytest.skip(f"no ptxas that reads this PTX: {refusals or 'none found'}")
+
+
+@functools.lru_cache
+def ptxas():
+    """Every ptxas of this machine: on the PATH, of the pip packages, of triton."""
+    site = Path(sysconfig.get_path("purelib"))
+    places = [site / "nvidia" / part / "bin" / "ptxas" for part in ("cu13", "cuda_nvcc")]
+    places.append(site / "triton" / "backends" / "nvidia" / "bin" / "ptxas")
+    return [path for path in (shutil.which("ptxas"), *map(str, places)) if path and shutil.which(path)]
+
+
+def test_pointwise(capability):
+    check(pointwise.build(pointwise.Config()), capability)
+
+
+@pytest.mark.parametrize(("geometry", "tile"), TILED.values(), ids=TILED)
+def test_tiled(geometry, tile, capability):
+    ptx = check(tiled.build(geometry, tile), capability)
+    assert "cp.async.ca.shared.global" in ptx and "cp.async.cg.shared.global" in ptx
+
+
+@pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES], ids=str)
+def test_tiled_as_chosen(case, capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPUS[capability])
+    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    if tile is None:
+        assert case != BENCHMARK
+        pytest.skip("the tiled kernel declines this shape")
+    test_tiled(case.geometry, tile, capability)
+
+
+def test_import_is_quiet_and_light():
+    """No warning, no CUDA context, and no Numba, which takes half a second, before a kernel is needed."""
+    code = (
+        "import sys, model_numba, torch\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in ('numba', 'llvmlite')]\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stdout + done.stderr, done.stdout + done.stderr

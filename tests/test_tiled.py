@@ -1,0 +1,163 @@
+"""The tiled kernel, through its launcher: every path at a few pixels (simulator and GPU), real sizes (GPU)."""
+
+import pytest
+import torch
+
+from numba_impl import backend_tiled, packing
+from numba_impl.kernels import tiled
+from numba_impl.kernels.tiled import Tile
+from numba_impl.problem import Constants
+from tests.accuracy import check_layer
+from tests.cases import BENCHMARK, CLAMPED, NETWORK_SHAPES, OPEN, Case, Guarded, problem
+
+pytestmark = pytest.mark.gpu
+
+# Few threads: the simulator needs a millisecond for each. 8 channels x 2 rows x 8 columns of cells a block.
+SMALL = Tile(channels=4, rows=2, cols=4, channel_groups=2, row_groups=1, col_groups=2, depth=2)
+LARGE = Tile(channels=4, rows=2, cols=4, channel_groups=16, row_groups=1, col_groups=8)
+
+
+def tile(channels, rows, cols, channel_groups, row_groups=1, col_groups=1, depth=2, unroll=1):
+    return Tile(channels, rows, cols, channel_groups, row_groups, col_groups, depth, unroll=unroll)
+
+
+# The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
+NUMPY_WARNS = "ignore:.*encountered in scalar:RuntimeWarning"
+
+PATHS = {
+    "one tile exactly, vector stores": (Case((1, 2, 2, 8), 8, 3, 2, 1, 1), SMALL),
+    "scalar stores: odd width": (Case((1, 2, 2, 8), 8, 3, 2, 1), SMALL),
+    "scalar stores: 3 outputs a cell": (Case((1, 2, 2, 4), 8, 5, 3, 2, 1), tile(4, 2, 1, 1)),
+    "vector stores: 4 outputs a cell": (Case((1, 2, 2, 3), 4, 4, 4), tile(4, 1, 1, 1, 2, 2)),
+    "vector stores past the tile's end": (Case((1, 2, 2, 5), 8, 4, 2, 1), SMALL),
+    "several tiles along every axis": (Case((2, 4, 5, 10), 17, 3, 2, 1, 1), SMALL),
+    "tails along every axis": (Case((3, 3, 3, 9), 5, 3, 2, 1, 1), SMALL),
+    "one pixel": (Case((1, 1, 1, 1), 1, 3, 2, 1, 1), SMALL),
+    "one input channel of a deep stage": (Case((1, 1, 3, 3), 3, 3, 2, 1, 1), tile(4, 1, 2, 1, depth=8)),
+    "2 channels at once": (Case((1, 5, 2, 3), 4, 3, 2, 1, 1), tile(4, 1, 2, 1, depth=4, unroll=2)),
+    "a whole stage at once": (Case((1, 5, 2, 3), 4, 3, 2, 1, 1), tile(4, 1, 2, 1, depth=4, unroll=4)),
+    "odd number of stages": (Case((1, 5, 2, 3), 4, 3, 2, 1, 1), SMALL),
+    "empty batch": (Case((0, 2, 2, 3), 4, 3, 2, 1, 1), SMALL),
+    "no bias": (Case((1, 2, 3, 4), 9, 3, 2, 1, 1, bias=False), SMALL),
+    "2 columns a thread": (Case((1, 3, 3, 5), 5, 3, 2, 1, 1), tile(4, 1, 2, 1, 2, 2)),
+    "1 column a thread": (Case((1, 3, 3, 5), 5, 3, 2, 1, 1), tile(4, 3, 1, 1, 1, 4)),
+    "8 columns a thread": (Case((1, 2, 2, 9), 4, 3, 2, 1, 1), tile(4, 1, 8, 1)),
+    "1 channel a thread": (Case((1, 2, 3, 5), 5, 3, 2, 1, 1), tile(1, 1, 4, 4)),
+    "2 channels a thread": (Case((1, 2, 3, 5), 7, 3, 2, 1, 1), tile(2, 2, 4, 2)),
+    "3 channels a thread": (Case((1, 2, 3, 5), 13, 3, 2, 1, 1), tile(3, 1, 4, 4)),
+    "6 channels a thread": (Case((1, 2, 3, 5), 7, 3, 2, 1, 1), tile(6, 1, 4, 2)),
+    "8 channels a thread": (Case((1, 2, 3, 5), 11, 3, 2, 1, 1), tile(8, 1, 4, 1, 2)),
+    "stride 1": (Case((1, 3, 4, 5), 4, 3, 1, 1), SMALL),
+    "stride 1, no padding": (Case((1, 3, 4, 6), 4, 3), SMALL),
+    "stride 3": (Case((1, 3, 3, 4), 4, 5, 3, 2, 1), SMALL),
+    "kernel 4": (Case((1, 3, 3, 5), 4, 4, 2, 1), SMALL),
+    "kernel = stride": (Case((1, 3, 3, 5), 4, 2, 2), SMALL),
+    "kernel 1": (Case((1, 3, 3, 5), 4, 1), SMALL),
+    "kernel smaller than stride": (Case((1, 3, 3, 5), 4, 2, 3, 0, 2), SMALL),
+    "kernel 1, stride 2, padding 1": (Case((1, 3, 4, 5), 4, 1, 2, 1, 1), SMALL),
+    "padding beyond the kernel": (Case((1, 3, 8, 9), 4, 2, 2, 3), SMALL),
+    "padding a multiple of the stride": (Case((1, 3, 5, 6), 4, 5, 2, 2, 1), SMALL),
+    "kernel 7": (Case((1, 2, 3, 5), 4, 7, 2, 3, 1), SMALL),
+    "kernel 1x3, stride 2x1": (Case((1, 3, 3, 5), 4, (1, 3), (2, 1), (0, 1)), SMALL),
+    "kernel 3x1, stride 1x2": (Case((1, 3, 3, 5), 4, (3, 1), (1, 2), (2, 0), (0, 1)), SMALL),
+    "every number different": (Case((1, 3, 4, 5), 4, (4, 5), (2, 3), (1, 2), (1, 0)), SMALL),
+}
+
+SIZES = [
+    (Case((3, 17, 29, 31), 33, 3, 2, 1, 1), LARGE),
+    (Case((2, 48, 37, 53), 70, 4, 2, 1), LARGE),
+    (Case((5, 33, 64, 64), 65, 3), LARGE),
+    (Case((4, 20, 40, 25), 50, (4, 5), (2, 3), (1, 2), (1, 0)), tile(4, 1, 4, 8, 2, 8, depth=8)),
+    (Case((1, 1, 1, 100_000), 3, 3, 2, 1, 1), LARGE),
+    (Case((70_000, 2, 1, 1), 3, 3, 2, 1, 1), LARGE),
+    (Case((2, 2048, 8, 8), 64, 3, 2, 1, 1), LARGE),
+    (BENCHMARK, LARGE),
+]
+
+
+def run(case, tile, constants, x, weight, bias, offset=0):
+    """Launch into NaNs and check that nothing around them changed; gives the output."""
+    out = Guarded(case.output_shape, x.device, offset)
+    weights = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
+    biases = packing.pack_bias(bias, case.out_channels, tile.tile_channels, weight)
+    numbers = (constants.add_value, constants.scale, constants.min_val, constants.max_val)
+    tiled.launch(x, weights, biases, out.tensor, case.geometry, tile, *numbers)
+    out.check()
+    return out.tensor
+
+
+def check(case, tile, device, constants=OPEN, offset=0):
+    x, weight, bias = case.draw(device)
+    y = run(case, tile, constants, x, weight, bias, offset)
+    check_layer(y, x, weight, bias, case.geometry, constants)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("case", "tile"), PATHS.values(), ids=PATHS)
+def test_every_path(case, tile, kernel_device):
+    check(case, tile, kernel_device)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_misaligned_output(offset, kernel_device):
+    check(Case((1, 2, 2, 5), 5, 3, 2, 1, 1), SMALL, kernel_device, offset=offset)
+
+
+@pytest.mark.simulator
+def test_misaligned_input(kernel_device):
+    case = Case((1, 3, 3, 5), 5, 3, 2, 1, 1)
+    x, weight, bias = case.draw(kernel_device)
+    shifted = torch.empty(x.numel() + 1, device=kernel_device)[1:].view(x.shape).copy_(x)
+    check_layer(run(case, SMALL, OPEN, shifted, weight, bias), x, weight, bias, case.geometry, OPEN)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    "constants",
+    [
+        CLAMPED,
+        Constants(0.5, 2.0),
+        Constants(-2.0, -3.0),
+        Constants(0.0, 1.0, 0.0, 0.25),
+        Constants(0.0, 0.0),
+        Constants(0.7, 1.0, 0.5, 0.5),
+    ],
+    ids=str,
+)
+def test_constants(constants, kernel_device):
+    check(Case((1, 2, 2, 5), 5, 3, 2, 1, 1), SMALL, kernel_device, constants)
+
+
+@pytest.mark.simulator
+def test_one_pixel_gives_the_kernel_itself(kernel_device):
+    """x = 1 with k3 s2 p1 op1: each output is one weight plus the bias, [[w11, w12], [w21, w22]] + b."""
+    case = Case((1, 1, 1, 1), 1, 3, 2, 1, 1)
+    _, weight, bias = case.draw(kernel_device)
+    y = run(case, SMALL, OPEN, torch.ones(1, 1, 1, 1, device=kernel_device), weight, bias)
+    pre = weight[0, 0, 1:, 1:].double() + bias.double()
+    want = torch.nn.functional.mish(pre) * OPEN.scale + OPEN.add_value * OPEN.scale
+    torch.testing.assert_close(y[0, 0].double(), want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.simulator
+@pytest.mark.filterwarnings(NUMPY_WARNS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_special_values_reach_the_outputs_they_meet_and_no_other(value, kernel_device):
+    case = Case((2, 3, 3, 5), 5, 3, 2, 1, 1)
+    x, weight, bias = case.draw(kernel_device)
+    x[1, 2, 1, 3] = float(value)
+    check_layer(run(case, SMALL, OPEN, x, weight, bias), x, weight, bias, case.geometry, OPEN)
+
+
+@pytest.mark.parametrize(("case", "tile"), SIZES, ids=str)
+@pytest.mark.parametrize("constants", [CLAMPED, OPEN], ids=["clamped", "open"])
+def test_sizes(case, tile, constants):
+    check(case, tile, "cuda", constants)
+
+
+@pytest.mark.parametrize("case", [*NETWORK_SHAPES, BENCHMARK], ids=str)
+def test_chosen_tile(case):
+    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    if tile is not None:
+        check(case, tile, "cuda")
