@@ -54,7 +54,7 @@ def main():
 def measure(args, device) -> Run:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    timer = Timer(device, 100 if args.quick else 1000, args.graphs)
+    timer = Timer(device, 100 if args.quick else 400, args.graphs)
     command = shlex.join(["python", "bench.py", *sys.argv[1:]])
     run = Run(command, args.seed, timer.method, machine.machine(device), machine.versions(), [])
     print(report.header(run), flush=True)

@@ -1,5 +1,7 @@
 """CUDA: the tiled kernel, with a tile chosen for the problem."""
 
+import functools
+
 import torch
 
 from numba_impl import cuda_support, packing
@@ -14,8 +16,12 @@ def supports(problem: Problem):
         return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
     if problem.in_channels * problem.height * problem.width >= 2**31:
         return False, "an image has 2^31 values or more"
-    if tile_for(problem) is None:
+    tile = tile_for(problem)
+    if tile is None:
         return False, f"no tile holds the sums of {problem.geometry} in registers and its stages in shared memory"
+    size = problem.batch, problem.out_channels, problem.height, problem.width
+    if tile.grid(problem.geometry, *size)[-1] >= 2**31:
+        return False, "it would take 2^31 blocks or more"
     return True, ""
 
 
@@ -39,6 +45,7 @@ def run(x, weight, bias, constants: Constants, problem: Problem):
     return out
 
 
+@functools.lru_cache(maxsize=1024)
 def tile_for(problem: Problem):
     """The tile for a problem on its device, or None."""
     from numba_impl.kernels import tiles

@@ -25,8 +25,9 @@ def as_tensor(array):
         return torch.as_tensor(array)
     interface = array.__cuda_array_interface__
     tensor = torch.as_tensor(array, device="cuda")
-    if interface.get("stream"):
-        stream = torch.cuda.ExternalStream(interface["stream"], tensor.device)
+    if handle := interface.get("stream"):
+        legacy = handle == 1  # the interface's number for it; torch takes no such handle
+        stream = torch.cuda.default_stream(tensor.device) if legacy else torch.cuda.ExternalStream(handle, tensor.device)
         torch.cuda.current_stream(tensor.device).wait_stream(stream)
     return tensor
 
@@ -51,7 +52,7 @@ class Kernel:
     """A kernel function with its signature and launch bounds: Numba compiles it at its first launch, CUDA launches it.
 
     ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers.
-    Pointers in the signature take tensors, whose addresses cost less than an array interface.
+    Pointers in the signature take tensors, whose addresses cost less than an array interface; tuples take tuples.
     """
 
     def __init__(self, function, signature, threads, blocks):
@@ -72,22 +73,28 @@ class Kernel:
             arrays = [a.numpy().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
             cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
-        from cuda.core import Stream, launch
-
         device = args[0].device
-        with torch.cuda.device(device):
-            kernel = self._loaded.get(device.index) or self._load(device.index)
-            if shared_bytes > FREE_SHARED_BYTES:
-                _allow_shared(kernel, device.index, shared_bytes)
-            stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-            values = [convert(value) for convert, value in zip(self._converters, args)]
-            launch(stream, _launch_config(grid, self.threads, shared_bytes), kernel, *values)
+        if device.index == torch.cuda.current_device():
+            self._launch(device, grid, args, shared_bytes)
+        else:
+            with torch.cuda.device(device):
+                self._launch(device, grid, args, shared_bytes)
+
+    def _launch(self, device, grid, args, shared_bytes):
+        from cuda.core import launch
+
+        kernel = self._loaded.get(device.index) or self._load(device.index)
+        if shared_bytes > FREE_SHARED_BYTES:
+            _allow_shared(kernel, device.index, shared_bytes)
+        stream = _stream(torch.cuda.current_stream().cuda_stream)
+        values = [convert(value) for convert, value in zip(self._converters, _flat(args, tuple))]
+        launch(stream, _launch_config(grid, self.threads, shared_bytes), kernel, *values)
 
     @functools.cached_property
     def _converters(self):
-        """For each argument, what turns it into a value for the driver."""
+        """What turns each argument, and each member of a tuple, into a value for the driver."""
         scalars = {types.int32: ctypes.c_int32, types.int64: ctypes.c_int64, types.float32: ctypes.c_float, types.boolean: bool}
-        return [scalars.get(kind, torch.Tensor.data_ptr) for kind in self.signature.args]
+        return [scalars.get(kind, torch.Tensor.data_ptr) for kind in _flat(self.signature.args, types.UniTuple)]
 
     def _load(self, index):
         """Compile for the current device, once, and load there."""
@@ -97,6 +104,22 @@ class Kernel:
                 compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
                 self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
         return self._loaded[index]
+
+
+def _flat(values, nested):
+    """The values, those of kind ``nested`` taken apart."""
+    for value in values:
+        if isinstance(value, nested):
+            yield from value
+        else:
+            yield value
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(handle):
+    from cuda.core import Stream
+
+    return Stream.from_handle(handle)
 
 
 @functools.lru_cache(maxsize=1024)

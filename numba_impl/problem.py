@@ -242,7 +242,7 @@ def positive_int(name, value, least=1) -> int:
 
 
 def _pair(name, value, least) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    pair = value if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
-    return tuple(positive_int(name, v, least) for v in pair)
+    return positive_int(name, pair[0], least), positive_int(name, pair[1], least)

@@ -103,28 +103,33 @@ def _shared_address(builder, pointer):
     return _asm(builder, I32, text, "=r,l", [builder.ptrtoint(pointer, I64)])
 
 
-def _copy(hint, size):
-    """Typer of cp.async: ``size`` bytes from ``source[base + offset]`` to ``shared[to]``, zeros where ``keep`` is false."""
-
-    def typer(typingctx, shared, to, source, base, offset, keep):
-        def codegen(context, builder, sig, args):
-            to32, base64, offset64 = (
-                context.cast(builder, args[i], sig.args[i], t) for i, t in ((1, types.int32), (3, types.int64), (4, types.int64))
-            )
-            target = _shared_address(builder, _data(context, builder, shared, args[0]))
-            target = builder.add(target, builder.mul(to32, I32(4)))
-            origin = builder.ptrtoint(_data(context, builder, source, args[2]), I64)
-            origin = builder.add(builder.add(origin, builder.mul(base64, I64(4))), builder.mul(offset64, I64(4)))
-            text = f"{{ .reg .pred p; setp.eq.b32 p, $2, 0; cp.async.{hint}.shared.global [$0], [$1], {size}, p; }}"
-            _asm(builder, ir.VoidType(), text, "r,l,r,~{memory}", [target, origin, builder.zext(args[5], I32)])
-            return context.get_dummy_value()
-
-        return types.void(shared, to, source, base, offset, types.boolean), codegen
-
-    return typer
+def _copy_async(context, builder, sig, args, instruction, operands=()):
+    """Emit a cp.async from ``source[base + offset]`` to ``shared[to]``; the first five arguments of both primitives."""
+    shared, to, source, base, offset = (
+        context.cast(builder, value, kind, types.int64)
+        if isinstance(kind, types.Integer)
+        else _data(context, builder, kind, value)
+        for value, kind in zip(args[:5], sig.args)
+    )
+    four = I64(4)
+    target = builder.add(_shared_address(builder, shared), builder.trunc(builder.mul(to, four), I32))
+    origin = builder.add(builder.ptrtoint(source, I64), builder.mul(base, four))
+    origin = builder.add(origin, builder.mul(offset, four))
+    constraints = "r,l" + ",r" * len(operands) + ",~{memory}"
+    _asm(builder, ir.VoidType(), instruction, constraints, [target, origin, *operands])
+    return context.get_dummy_value()
 
 
-@emits(_copy("ca", 4))
+def _copy_async_4_bytes(typingctx, shared, to, source, base, offset, keep):
+    text = "{ .reg .pred p; setp.eq.b32 p, $2, 0; cp.async.ca.shared.global [$0], [$1], 4, p; }"
+
+    def codegen(context, builder, sig, args):
+        return _copy_async(context, builder, sig, args, text, [builder.zext(args[5], I32)])
+
+    return types.void(shared, to, source, base, offset, types.boolean), codegen
+
+
+@emits(_copy_async_4_bytes)
 def copy_async(shared, to, source, base, offset, keep):
     """cp.async.ca (sm_80), 4 bytes: fp32 ``source[base + offset]`` to ``shared[to]``, or zero where ``keep`` is false.
 
@@ -133,11 +138,18 @@ def copy_async(shared, to, source, base, offset, keep):
     shared[to] = source[base + offset] if keep else np.float32(0)
 
 
-@emits(_copy("cg", 16))
-def copy_async4(shared, to, source, base, offset, keep):
-    """cp.async.cg (sm_80), 16 bytes, aligned: four fp32 likewise."""
+def _copy_async_16_bytes(typingctx, shared, to, source, base, offset):
+    def codegen(context, builder, sig, args):
+        return _copy_async(context, builder, sig, args, "cp.async.cg.shared.global [$0], [$1], 16;")
+
+    return types.void(shared, to, source, base, offset), codegen
+
+
+@emits(_copy_async_16_bytes)
+def copy_async4(shared, to, source, base, offset):
+    """cp.async.cg (sm_80), 16 bytes, aligned: the four fp32 from ``source[base + offset]`` to ``shared[to]``."""
     for i in range(4):
-        shared[to + i] = source[base + offset + i] if keep else np.float32(0)
+        shared[to + i] = source[base + offset + i]
 
 
 def _wait(typingctx):

@@ -111,8 +111,9 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
     def locate_pixel(i, offsets, thread, row, col, height, width):
         e = thread + i * THREADS
         r, c = row + e // X_COLS % X_ROWS, col + e % X_COLS
-        inside = 0 <= r and r < height and 0 <= c and c < width and e < X_STAGE
-        offsets[i] = int32((e // (X_COLS * X_ROWS) * height + r) * width + c) if inside else int32(OUTSIDE)
+        offset = (e // (X_COLS * X_ROWS) * height + r) * width + c
+        inside = 0 <= r and r < height and 0 <= c and c < width and e < X_STAGE and offset < OUTSIDE
+        offsets[i] = int32(offset) if inside else int32(OUTSIDE)
 
     @device
     def copy_pixel(i, smem, to, x, base, offsets, left, thread):
@@ -122,7 +123,7 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
     @device
     def copy_weights(i, smem, to, weight, base, thread):
         if (i + 1) * THREADS * 4 <= W_STAGE or (i * THREADS + thread) * 4 < W_STAGE:
-            ptx.copy_async4(smem, to + (i * THREADS + thread) * 4, weight, base + i * THREADS * 4, thread * 4, True)
+            ptx.copy_async4(smem, to + (i * THREADS + thread) * 4, weight, base + i * THREADS * 4, thread * 4)
 
     @device
     def clear(i, sums):
@@ -162,13 +163,12 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         multiply_taps(smem, w_at + i * TAPS * TILE_CHANNELS, pixels, weights, sums)
 
     @device
-    def store_run(
-        i, sums, biases, run, out, at, plane, width, channels_left, rows_left, cols_left, vectors, add_value, scale, low, high
-    ):
+    def store_run(i, sums, biases, run, out, at, plane, width, left, vectors, constants):
         k, r, a = i // (ROWS * SH), i // SH % ROWS, i % SH
+        channels_left, rows_left, cols_left = left
         if k < channels_left and r * SH + a < rows_left:
             for m in range(RUN):
-                run[m] = activate(sums[a, m % SW, r, k, m // SW] + biases[k], add_value, scale, low, high)
+                run[m] = activate(sums[a, m % SW, r, k, m // SW] + biases[k], *constants)
             to = at + k * plane + (r * SH + a) * width
             if vectors:
                 for m in range(0, RUN, 4):
@@ -179,35 +179,11 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
                     if m < cols_left:
                         out[to + m] = run[m]
 
-    locate_pixels, copy_pixels, copy_all_weights = (
-        unroll(X_COPIES, locate_pixel),
-        unroll(X_COPIES, copy_pixel),
-        unroll(W_COPIES, copy_weights),
-    )
-    clear_all, multiply_channels = unroll(SH * SW, clear), unroll(UNROLL, multiply_channel)
+    locate_pixels, copy_pixels = unroll(X_COPIES, locate_pixel), unroll(X_COPIES, copy_pixel)
+    copy_all_weights, clear_all = unroll(W_COPIES, copy_weights), unroll(SH * SW, clear)
+    multiply_channels, store_all = unroll(UNROLL, multiply_channel), unroll(CHANNELS * ROWS * SH, store_run)
 
-    store_all = unroll(CHANNELS * ROWS * SH, store_run)
-
-    def tiled(
-        x,
-        weight,
-        bias,
-        out,
-        in_channels,
-        height,
-        width,
-        out_channels,
-        out_height,
-        out_width,
-        channel_tiles,
-        row_tiles,
-        col_tiles,
-        vectors,
-        add_value,
-        scale,
-        low,
-        high,
-    ):
+    def tiled(x, weight, bias, out, sizes, tiles, vectors, constants):
         # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS] fp32
         smem = cuda.shared.array(0, float32)
         offsets = cuda.local.array(X_COPIES, int32)
@@ -215,6 +191,8 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         weights = cuda.local.array(CHANNELS, float32)
         sums = cuda.local.array((SH, SW, ROWS, CHANNELS, COLS), float32)
 
+        in_channels, height, width, out_channels, out_height, out_width = sizes
+        channel_tiles, row_tiles, col_tiles = tiles
         thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         col_group = int32(thread % COL_GROUPS)
         channel_group = int32(thread // COL_GROUPS % CHANNEL_GROUPS)
@@ -227,11 +205,7 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         channel = int32(channel_tile * TILE_CHANNELS + channel_group * CHANNELS)
         out_row, out_col = int32((row + row_group * ROWS) * SH), int32((col + col_group * COLS) * SW)
         at = ((image * out_channels + channel) * out_height + out_row) * out_width + out_col
-        channels_left, rows_left, cols_left = (
-            int32(out_channels - channel),
-            int32(out_height - out_row),
-            int32(out_width - out_col),
-        )
+        left = int32(out_channels - channel), int32(out_height - out_row), int32(out_width - out_col)
 
         locate_pixels(offsets, thread, int32(row + FIRST_ROW), int32(col + FIRST_COL), height, width)
         clear_all(sums)
@@ -259,27 +233,40 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         run = cuda.local.array(RUN, float32)
         for k in range(CHANNELS):
             biases[k] = bias[channel + k]
-        store_all(
-            sums,
-            biases,
-            run,
-            out,
-            at,
-            int64(out_height) * out_width,
-            out_width,
-            channels_left,
-            rows_left,
-            cols_left,
-            vectors,
-            add_value,
-            scale,
-            low,
-            high,
-        )
+        store_all(sums, biases, run, out, at, int64(out_height) * out_width, out_width, left, vectors, constants)
 
-    pointer, i, f = types.CPointer(types.float32), types.int32, types.float32
-    signature = types.void(*(pointer,) * 4, *(i,) * 9, types.boolean, *(f,) * 4)
+    pointer, tuple_of = types.CPointer(types.float32), types.UniTuple
+    sizes, tiles, constants = tuple_of(types.int32, 6), tuple_of(types.int32, 3), tuple_of(types.float32, 4)
+    signature = types.void(pointer, pointer, pointer, pointer, sizes, tiles, types.boolean, constants)
     return Kernel(tiled, signature, THREADS, tile.blocks)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a launch takes but the arrays and the constants, for one geometry, tile and size."""
+
+    kernel: Kernel
+    blocks: int
+    shapes: dict  # of the arrays, by name
+    sizes: tuple  # in_channels, height, width, out_channels, out_height, out_width
+    tiles: tuple  # along channels, rows, columns
+    shared_bytes: int
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(geometry, tile, batch, in_channels, out_channels, height, width) -> Plan:
+    *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
+    out_size = geometry.rows.output_size(height), geometry.cols.output_size(width)
+    padded = -(-in_channels // tile.depth) * tile.depth
+    sizes = in_channels, height, width, out_channels, *out_size
+    shapes = {
+        "out": (batch, out_channels, *out_size),
+        "weight": (tiles[0], padded, geometry.taps, tile.tile_channels),
+        "bias": (tiles[0] * tile.tile_channels,),
+    }
+    if in_channels * height * width >= 2**31 or blocks >= 2**31:
+        raise ValueError(f"an image must have fewer than 2^31 values and a launch fewer blocks, got {sizes} in {blocks} blocks")
+    return Plan(build(geometry, tile), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
 
 
 def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0):
@@ -289,22 +276,14 @@ def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0,
     array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
     dtype and ValueError for strides or sizes that do not fit.
     """
-    x, weight, bias, out = (contiguous(name, a) for name, a in dict(x=x, weight=weight, bias=bias, out=out).items())
+    x, weight, bias, out = contiguous("x", x), contiguous("weight", weight), contiguous("bias", bias), contiguous("out", out)
     batch, in_channels, height, width = x.shape
-    out_channels = out.shape[1]
-    *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
-    out_height, out_width = geometry.rows.output_size(height), geometry.cols.output_size(width)
-    padded = -(-in_channels // tile.depth) * tile.depth
-    for name, array, shape in (
-        ("out", out, (batch, out_channels, out_height, out_width)),
-        ("weight", weight, (tiles[0], padded, geometry.taps, tile.tile_channels)),
-        ("bias", bias, (tiles[0] * tile.tile_channels,)),
-    ):
-        if tuple(array.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-    vectors = out_width % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
-    if blocks:
-        sizes = in_channels, height, width, out_channels, out_height, out_width
-        constants = add_value, scale, min_val, max_val
-        shared = tile.shared_bytes(geometry)
-        build(geometry, tile)(blocks, x, weight, bias, out, *sizes, *tiles, vectors, *constants, shared_bytes=shared)
+    planned = plan(geometry, tile, batch, in_channels, out.shape[1], height, width)
+    for name, array in (("out", out), ("weight", weight), ("bias", bias)):
+        if array.shape != planned.shapes[name]:
+            raise ValueError(f"{name} must have shape {planned.shapes[name]}, got {tuple(array.shape)}")
+    vectors = out.shape[3] % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
+    if planned.blocks:
+        arrays, constants = (x, weight, bias, out), (add_value, scale, min_val, max_val)
+        arguments = *arrays, planned.sizes, planned.tiles, vectors, constants
+        planned.kernel(planned.blocks, *arguments, shared_bytes=planned.shared_bytes)
