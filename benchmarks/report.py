@@ -7,7 +7,8 @@ LEGEND = """\
 ms: median; ± %: half of p20 to p80. x eager, x best peer: times as fast, in the same precision. GB/s: x, weights and y
 once each. TFLOP/s: of the parity split, no inserted zeros. % of floor: the time those bytes take at copy_'s rate in this
 run, over the row's. max error: of the output against float64. unclamped relL2: relative L2 error of mish(convolution),
-with no add, clamp or scale to hide it. channels_last rows get x in that format, converted beforehand."""
+with no add, clamp or scale to hide it, of compiled peers before compilation. channels_last rows get x in that format,
+converted beforehand."""
 
 
 def numbers(table: Table, row: Row) -> list[str]:

@@ -25,6 +25,21 @@ def supports(problem: Problem):
     return True, ""
 
 
+@functools.lru_cache(maxsize=1024)
+def pays(problem: Problem):
+    """Whether the kernel is predicted to be faster than torch's convolution with the pointwise kernel, and if not, why.
+
+    Few cells and many input channels make few blocks with long sums, which cuDNN splits.
+    """
+    from numba_impl.kernels import tiles
+
+    size = problem.batch, problem.in_channels, problem.out_channels, problem.height, problem.width
+    multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
+    own = tiles.cycles(problem.geometry, tile_for(problem), size, multiprocessors)
+    other = tiles.library_cycles(problem.geometry, size, multiprocessors)
+    return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
+
+
 def run(x, weight, bias, constants: Constants, problem: Problem):
     from numba_impl.kernels import tiled
 

@@ -20,11 +20,15 @@ def runs_kernels(device) -> tuple[bool, str]:
     """Whether the device and this installation can compile and run the kernels, and if not, why."""
     if device.type != "cuda":
         return False, f"x is on {device}, not on a CUDA device"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < MINIMUM_CAPABILITY:
-        return False, f"compute capability {capability} of {device} is below {MINIMUM_CAPABILITY}"
+    if capability(device) < MINIMUM_CAPABILITY:
+        return False, f"compute capability {capability(device)} of {device} is below {MINIMUM_CAPABILITY}"
     missing = missing_libraries()
     return missing is None, missing or ""
+
+
+@functools.lru_cache
+def capability(device):
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.lru_cache

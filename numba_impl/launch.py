@@ -5,6 +5,8 @@ import functools
 import threading
 
 import torch
+from cuda.bindings import driver
+from cuda.core import LaunchConfig, Stream, launch
 from numba import cuda
 from numba.cuda import types
 
@@ -20,7 +22,7 @@ def as_tensor(array):
     simulator, CPU tensors and NumPy arrays stand for device arrays.
     """
     if isinstance(array, torch.Tensor):
-        return array.detach()
+        return array
     if SIMULATED:
         return torch.as_tensor(array)
     interface = array.__cuda_array_interface__
@@ -70,7 +72,7 @@ class Kernel:
     def __call__(self, grid, *args, shared_bytes=0):
         """Launch ``grid`` blocks on the device of the first argument, a tensor, and on torch's current stream."""
         if SIMULATED:
-            arrays = [a.numpy().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
+            arrays = [a.detach().numpy().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
             cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
         device = args[0].device
@@ -81,8 +83,6 @@ class Kernel:
                 self._launch(device, grid, args, shared_bytes)
 
     def _launch(self, device, grid, args, shared_bytes):
-        from cuda.core import launch
-
         kernel = self._loaded.get(device.index) or self._load(device.index)
         if shared_bytes > FREE_SHARED_BYTES:
             _allow_shared(kernel, device.index, shared_bytes)
@@ -117,23 +117,17 @@ def _flat(values, nested):
 
 @functools.lru_cache(maxsize=64)
 def _stream(handle):
-    from cuda.core import Stream
-
     return Stream.from_handle(handle)
 
 
 @functools.lru_cache(maxsize=1024)
 def _launch_config(grid, threads, shared_bytes):
-    from cuda.core import LaunchConfig
-
     return LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
 
 
 @functools.lru_cache
 def _allow_shared(kernel, device, size):
     """Let blocks have ``size`` bytes of dynamic shared memory, which CUDA wants to be asked for."""
-    from cuda.bindings import driver
-
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device))
     if status != driver.CUresult.CUDA_SUCCESS:

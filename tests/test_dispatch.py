@@ -73,7 +73,7 @@ def test_other_devices(device):
 
 
 def test_old_gpus_are_served_by_torch(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(cuda_support, "capability", lambda device: (7, 5))
     name, declined = dispatch.choose(cuda_problem())
     assert name == "reference"
     assert "(7, 5)" in declined["tiled"] and "(8, 0)" in declined["tiled"]
@@ -84,6 +84,18 @@ def test_a_forced_backend_serves_or_raises(name, kernels_run):
     assert dispatch.choose(cuda_problem(SMALL), name) == (name, {})
     with pytest.raises(ValueError, match=f"backend '{name}' cannot serve this call: .*gradients"):
         dispatch.choose(cuda_problem(needs_grad=True), name)
+
+
+@pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES, Case((1, 64, 8, 8), 64, 3, 2, 1, 1)], ids=str)
+def test_the_tiled_kernel_serves_where_it_was_measured_to_be_faster(case, kernels_run):
+    assert dispatch.choose(cuda_problem(case)) == ("tiled", {})
+
+
+@pytest.mark.parametrize("case", [Case((1, 512, 4, 4), 256, 4, 2, 1), Case((1, 512, 7, 7), 512, 3, 1, 1)], ids=str)
+def test_few_long_sums_go_to_the_composite(case, kernels_run):
+    name, declined = dispatch.choose(cuda_problem(case))
+    assert name == "composite" and "cycles" in declined["tiled"]
+    assert dispatch.choose(cuda_problem(case), "tiled") == ("tiled", {})
 
 
 def test_a_forced_backend_need_not_pay(kernels_run, monkeypatch):
@@ -119,7 +131,7 @@ def test_explain_obeys_a_forced_backend():
 @pytest.fixture
 def without_libraries(monkeypatch):
     """A capable GPU under a CUDA build of torch, but the compiler libraries cannot be imported."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_support, "capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     cuda_support.missing_libraries.cache_clear()

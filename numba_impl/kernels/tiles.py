@@ -23,6 +23,9 @@ MOST_TAPS, LARGEST_BODY = 128, 1600
 ONE_WARP, MANY_WARPS = 0.5, 0.72
 SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
 OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
+# The same of cuDNN in fp32 and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle
+# where it is a convolution and where it is a matrix product.
+LIBRARY_START, LIBRARY_CONVOLUTION, LIBRARY_PRODUCT = 24_000, 64, 120
 
 
 @functools.lru_cache(maxsize=256)
@@ -135,3 +138,12 @@ def cycles(geometry, tile, size, multiprocessors):
     warps_per_scheduler = tile.threads / 128
     time = sum(warp * max(resident * warps_per_scheduler / MANY_WARPS, 1 / ONE_WARP) for resident in waves)
     return time if tile.col_groups == max(COL_GROUPS) else time * SHORT_RUNS
+
+
+def library_cycles(geometry, size, multiprocessors):
+    """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison."""
+    batch, in_channels, out_channels, height, width = size
+    outputs = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width) * out_channels
+    operations = 2 * outputs * in_channels * geometry.taps / geometry.parities
+    rate = LIBRARY_PRODUCT if geometry.taps == geometry.parities == 1 else LIBRARY_CONVOLUTION
+    return LIBRARY_START + operations / (rate * multiprocessors)
