@@ -1,12 +1,14 @@
-"""The CPU backend's epilogue: its own exp2 against float64, for every kind of value; and its threads."""
+"""The CPU backend's epilogue: its own exp2 against float64, for every kind of value; its chunks and threads."""
+
+import math
 
 import pytest
 import torch
 
 from numba_impl import backend_cpu
 from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue
-from tests.cases import CLAMPED, OPEN
+from tests.accuracy import check_epilogue, check_layer
+from tests.cases import CLAMPED, OPEN, VIEWS, Case, apply
 from tests.test_pointwise import SPECIAL
 
 BARE = Constants(0.0, 1.0, float("-inf"), float("inf"))  # mish alone
@@ -52,6 +54,17 @@ def test_memory_order_is_kept():
     backend_cpu.activate(x, y, OPEN)
     assert y.stride() == x.stride()
     check_epilogue(y, x, OPEN)
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("view", ["contiguous", "channels_last"])
+def test_a_few_images_at_a_time(images, view, monkeypatch):
+    case = Case((5, 3, 4, 6), 2, 3, 2, 1, 1)
+    x, weight, bias = case.draw()
+    monkeypatch.setattr(backend_cpu, "CHUNK", images * math.prod(case.output_shape[1:]))
+    with torch.no_grad():
+        y = apply(VIEWS[view](x), weight, bias, case, CLAMPED.add_value, CLAMPED.scale, backend="cpu")
+    check_layer(y, x, weight, bias, case.geometry, CLAMPED)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
