@@ -61,7 +61,7 @@ class Case:
 SIZES = dict(in_channels=6, out_channels=5, kernel_size=3, stride=2, padding=1, output_padding=1)
 USUAL = Case((2, 6, 7, 9), 5, 3, 2, 1, 1)
 
-# The shapes: the benchmark, and four from networks.
+# The shapes that bench.py --suite measures: the benchmark, and four from networks.
 BENCHMARK = Case((128, 64, 128, 128), 64, 3, 2, 1, 1)
 NETWORK_SHAPES = [
     Case((16, 256, 32, 32), 128, 4, 2, 1),
