@@ -110,9 +110,7 @@ def time_copy(z, timer: Timer):
 
 
 def activate(z, constants):
-    return functional.mish_add_hardtanh_scale(
-        z, constants.add_value, constants.scale, constants.min_val, constants.max_val, inplace=True
-    )
+    return functional.mish_add_hardtanh_scale(z, *constants, inplace=True)
 
 
 def ours(work: Work, precision, names):

@@ -18,5 +18,5 @@ def activate(x, y, constants: Constants):
     """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CUDA tensors of the same strides, or one tensor."""
     from numba_impl.kernels import pointwise
 
-    pointwise.launch(x, y, constants.add_value, constants.scale, constants.min_val, constants.max_val)
+    pointwise.launch(x, y, *constants)
     return y

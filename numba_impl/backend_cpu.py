@@ -41,8 +41,7 @@ def activate(x, y, constants: Constants):
 
     numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     flat_x, flat_y = (t.detach().as_strided((t.numel(),), (1,)).numpy() for t in (x, y))
-    values = (constants.add_value, constants.scale, constants.min_val, constants.max_val)
-    _loop()(flat_x, flat_y, *map(np.float32, values))
+    _loop()(flat_x, flat_y, *map(np.float32, constants))
     return y
 
 

@@ -1,7 +1,5 @@
 """CUDA: the tiled kernel, with a tile chosen for the problem."""
 
-import functools
-
 import torch
 
 from numba_impl import cuda_support, packing
@@ -14,18 +12,15 @@ def supports(problem: Problem):
         return ok, reason
     if problem.precision != "fp32":
         return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
-    if problem.in_channels * problem.height * problem.width >= 2**31:
-        return False, "an image has 2^31 values or more"
+    from numba_impl.kernels import tiled
+
     tile = tile_for(problem)
     if tile is None:
         return False, f"no tile holds the sums of {problem.geometry} in registers and its stages in shared memory"
-    size = problem.batch, problem.out_channels, problem.height, problem.width
-    if tile.grid(problem.geometry, *size)[-1] >= 2**31:
-        return False, "it would take 2^31 blocks or more"
-    return True, ""
+    reason = tiled.too_large(problem.geometry, tile, *problem.size)
+    return not reason, reason
 
 
-@functools.lru_cache(maxsize=1024)
 def pays(problem: Problem):
     """Whether the kernel is predicted to be faster than torch's convolution with the pointwise kernel, and if not, why.
 
@@ -33,10 +28,9 @@ def pays(problem: Problem):
     """
     from numba_impl.kernels import tiles
 
-    size = problem.batch, problem.in_channels, problem.out_channels, problem.height, problem.width
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
-    own = tiles.cycles(problem.geometry, tile_for(problem), size, multiprocessors)
-    other = tiles.library_cycles(problem.geometry, size, multiprocessors)
+    own = tiles.cycles(problem.geometry, tile_for(problem), problem.size, multiprocessors)
+    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors)
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 
@@ -52,28 +46,15 @@ def run(x, weight, bias, constants: Constants, problem: Problem):
         out,
         problem.geometry,
         tile,
-        constants.add_value,
-        constants.scale,
-        constants.min_val,
-        constants.max_val,
+        *constants,
     )
     return out
 
 
-@functools.lru_cache(maxsize=1024)
 def tile_for(problem: Problem):
     """The tile for a problem on its device, or None."""
     from numba_impl.kernels import tiles
 
     device = torch.cuda.get_device_properties(problem.device)
-    return tiles.choose(
-        problem.geometry,
-        problem.batch,
-        problem.in_channels,
-        problem.out_channels,
-        problem.height,
-        problem.width,
-        device.multi_processor_count,
-        device.shared_memory_per_block_optin,
-        device.shared_memory_per_multiprocessor,
-    )
+    limits = device.multi_processor_count, device.shared_memory_per_block_optin, device.shared_memory_per_multiprocessor
+    return tiles.choose(problem.geometry, problem.size, *limits)

@@ -3,7 +3,7 @@
 import torch
 
 from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_rank, needs_grad
+from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_tensors, needs_grad
 
 
 def conv_transpose2d_mish_add_hardtanh_scale(
@@ -27,10 +27,7 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
 def describe(x, weight, bias, stride, padding, output_padding, precision):
     """(x as 4-D, the checked ``Problem``) of the fused layer's arguments."""
-    check_rank(x)
-    check_float_tensor("weight", weight)
-    if weight.dim() != 4:
-        raise ValueError(f"weight must be 4-D [C_in, C_out, KH, KW], got shape {tuple(weight.shape)}")
+    check_tensors(x, weight, bias)
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
     x4 = x if x.dim() == 4 else x.unsqueeze(0)
     return x4, Problem.of(x4, weight, bias, geometry, precision)

@@ -11,6 +11,7 @@ an inserted zero. An index ``i``, which yields one output of every parity, is a 
 
 import numbers
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -94,8 +95,7 @@ class Geometry:
         return self.rows.output_padding, self.cols.output_padding
 
 
-@dataclass(frozen=True)
-class Constants:
+class Constants(NamedTuple):
     """The constants of y = hardtanh(mish(z) + add_value, min_val, max_val) * scale."""
 
     add_value: float
@@ -134,7 +134,6 @@ class Problem:
     @classmethod
     def of(cls, x, weight, bias, geometry, precision) -> "Problem":
         """Of checked arguments; ``x`` is 4-D. Raises TypeError and ValueError, naming the argument."""
-        _check_tensors(x, weight, bias)
         batch, in_channels, height, width = x.shape
         if in_channels != weight.shape[0]:
             raise ValueError(f"x must have {weight.shape[0]} channels, as weight has rows, got {in_channels}")
@@ -167,6 +166,11 @@ class Problem:
         if self.autocast:
             return False, "autocast is on"
         return True, ""
+
+    @property
+    def size(self) -> tuple[int, int, int, int, int]:
+        """(batch, in_channels, out_channels, height, width)."""
+        return self.batch, self.in_channels, self.out_channels, self.height, self.width
 
     @property
     def output_shape(self) -> tuple[int, int, int, int]:
@@ -210,7 +214,8 @@ def check_float_tensor(name, value):
         raise TypeError(f"{name} must be dense (torch.strided), got layout {value.layout}")
 
 
-def _check_tensors(x, weight, bias):
+def check_tensors(x, weight, bias):
+    """Raises TypeError and ValueError for tensors that do not fit a transposed convolution, whatever its geometry."""
     named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
     for name, value in named.items():
         check_float_tensor(name, value)
@@ -219,17 +224,14 @@ def _check_tensors(x, weight, bias):
             raise TypeError(f"{name} must have x's dtype {x.dtype}, got {value.dtype}")
         if value.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
+    if x.dim() not in (3, 4):
+        raise ValueError(f"x must be 4-D [N, C_in, H, W] or 3-D [C_in, H, W], got shape {tuple(x.shape)}")
+    if weight.dim() != 4:
+        raise ValueError(f"weight must be 4-D [C_in, C_out, KH, KW], got shape {tuple(weight.shape)}")
     if 0 in weight.shape:
         raise ValueError(f"weight must have no dimension of size 0, got shape {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[1:2]:
         raise ValueError(f"bias must have shape ({weight.shape[1]},), got {tuple(bias.shape)}")
-
-
-def check_rank(x):
-    """Raises ValueError unless ``x`` is 4-D (batched) or 3-D."""
-    check_float_tensor("x", x)
-    if x.dim() not in (3, 4):
-        raise ValueError(f"x must be 4-D [N, C_in, H, W] or 3-D [C_in, H, W], got shape {tuple(x.shape)}")
 
 
 def positive_int(name, value, least=1) -> int:

@@ -21,7 +21,7 @@ SPECIAL = [
 
 
 def run(x, y, constants, config=FEW):
-    pointwise.launch(x, y, constants.add_value, constants.scale, constants.min_val, constants.max_val, config)
+    pointwise.launch(x, y, *constants, config)
 
 
 def check(x, constants, config=FEW, offset=0):

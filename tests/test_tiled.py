@@ -80,8 +80,7 @@ def run(case, tile, constants, x, weight, bias, offset=0):
     out = Guarded(case.output_shape, x.device, offset)
     weights = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
     biases = packing.pack_bias(bias, case.out_channels, tile.tile_channels, weight)
-    numbers = (constants.add_value, constants.scale, constants.min_val, constants.max_val)
-    tiled.launch(x, weights, biases, out.tensor, case.geometry, tile, *numbers)
+    tiled.launch(x, weights, biases, out.tensor, case.geometry, tile, *constants)
     out.check()
     return out.tensor
 

@@ -253,8 +253,19 @@ class Plan:
     shared_bytes: int
 
 
+def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -> str:
+    """Why the kernel's 32-bit numbers do not hold a size, or an empty string."""
+    if in_channels * height * width >= 2**31:
+        return "an image has 2^31 values or more"
+    if tile.grid(geometry, batch, out_channels, height, width)[-1] >= 2**31:
+        return "it would take 2^31 blocks or more"
+    return ""
+
+
 @functools.lru_cache(maxsize=1024)
 def plan(geometry, tile, batch, in_channels, out_channels, height, width) -> Plan:
+    if reason := too_large(geometry, tile, batch, in_channels, out_channels, height, width):
+        raise ValueError(f"{reason}: x is {(batch, in_channels, height, width)}")
     *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
     out_size = geometry.rows.output_size(height), geometry.cols.output_size(width)
     padded = -(-in_channels // tile.depth) * tile.depth
@@ -264,8 +275,6 @@ def plan(geometry, tile, batch, in_channels, out_channels, height, width) -> Pla
         "weight": (tiles[0], padded, geometry.taps, tile.tile_channels),
         "bias": (tiles[0] * tile.tile_channels,),
     }
-    if in_channels * height * width >= 2**31 or blocks >= 2**31:
-        raise ValueError(f"an image must have fewer than 2^31 values and a launch fewer blocks, got {sizes} in {blocks} blocks")
     return Plan(build(geometry, tile), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
 
 

@@ -25,14 +25,13 @@ SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
 OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
 # The same of cuDNN in fp32 and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle
 # where it is a convolution and where it is a matrix product.
-LIBRARY_START, LIBRARY_CONVOLUTION, LIBRARY_PRODUCT = 24_000, 64, 120
+COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT = 24_000, 64, 120
 
 
-@functools.lru_cache(maxsize=256)
-def choose(geometry, batch, in_channels, out_channels, height, width, multiprocessors, shared_per_block, shared_per_sm):
-    """The tile with the least predicted time, or None where none fits the registers and shared memory."""
-    tiles = candidates(geometry, out_channels, shared_per_block, shared_per_sm)
-    size = batch, in_channels, out_channels, height, width
+@functools.lru_cache(maxsize=1024)
+def choose(geometry, size, multiprocessors, shared_per_block, shared_per_sm):
+    """The tile with the least predicted time for a ``Problem.size``, or None where none fits registers and shared memory."""
+    tiles = candidates(geometry, size[2], shared_per_block, shared_per_sm)
     return min(tiles, key=lambda tile: cycles(geometry, tile, size, multiprocessors), default=None)
 
 
@@ -88,7 +87,7 @@ def _loads(geometry, tile):
     """Shared-memory loads of a thread for one input channel."""
     reg_rows, reg_cols = tile.rows + geometry.rows.reach, tile.cols + geometry.cols.reach
     pixels = reg_rows * (reg_cols // 4 + reg_cols % 4 if tile.cols % 4 == 0 else reg_cols)
-    return pixels + geometry.taps * -(-tile.channels // 4 if tile.channels % 4 == 0 else -tile.channels)
+    return pixels + geometry.taps * (tile.channels // 4 if tile.channels % 4 == 0 else tile.channels)
 
 
 def _efficiency(geometry, tile):
@@ -123,6 +122,7 @@ def _unroll(geometry, tile):
     return 1
 
 
+@functools.lru_cache(maxsize=4096)
 def cycles(geometry, tile, size, multiprocessors):
     """Predicted clock cycles: the instructions of a warp, times the warps a scheduler issues one after another."""
     batch, in_channels, out_channels, height, width = size
@@ -132,18 +132,20 @@ def cycles(geometry, tile, size, multiprocessors):
     copies = (3 * x_rows * x_cols + geometry.taps * tile.tile_channels / 2) / tile.threads + 40 / depth
     channels = -(-in_channels // depth) * depth
     warp = channels * (per_channel + copies) + _sums(geometry, tile) * OUTPUT_INSTRUCTIONS + BLOCK_INSTRUCTIONS
-    slots = multiprocessors * tile.blocks
-    full, rest = divmod(blocks, slots)
-    waves = [tile.blocks] * full + [-(-rest // multiprocessors)] * (rest > 0)
-    warps_per_scheduler = tile.threads / 128
-    time = sum(warp * max(resident * warps_per_scheduler / MANY_WARPS, 1 / ONE_WARP) for resident in waves)
+
+    def wave(resident):
+        """Of ``resident`` blocks a multiprocessor, which has four schedulers of 32 lanes."""
+        return warp * max(resident * tile.threads / 128 / MANY_WARPS, 1 / ONE_WARP)
+
+    full, rest = divmod(blocks, multiprocessors * tile.blocks)
+    time = full * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)
     return time if tile.col_groups == max(COL_GROUPS) else time * SHORT_RUNS
 
 
-def library_cycles(geometry, size, multiprocessors):
+def composite_cycles(geometry, size, multiprocessors):
     """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison."""
     batch, in_channels, out_channels, height, width = size
     outputs = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width) * out_channels
     operations = 2 * outputs * in_channels * geometry.taps / geometry.parities
-    rate = LIBRARY_PRODUCT if geometry.taps == geometry.parities == 1 else LIBRARY_CONVOLUTION
-    return LIBRARY_START + operations / (rate * multiprocessors)
+    rate = COMPOSITE_PRODUCT if geometry.taps == geometry.parities == 1 else COMPOSITE_CONVOLUTION
+    return COMPOSITE_START + operations / (rate * multiprocessors)
