@@ -2,13 +2,15 @@
 
 A backend is a module with ``supports(problem) -> (ok, reason)`` and
 ``run(x, weight, bias, constants, problem)``. One that is not always faster than those after it also
-has ``pays(problem) -> (ok, reason)``, which a forced choice overrules.
+has ``pays(problem) -> (ok, reason)``, which a forced choice overrules; one that may compute in another
+precision than is permitted has ``precision(problem)``.
 """
 
-from numba_impl import backend_composite, backend_cpu, backend_tiled, reference
+from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, reference
 from numba_impl.problem import Problem
 
 BACKENDS = {
+    "hopper": backend_hopper,
     "tiled": backend_tiled,
     "composite": backend_composite,
     "cpu": backend_cpu,
@@ -52,6 +54,7 @@ def run(x, weight, bias, constants, problem: Problem, forced=None):
 def explain(problem: Problem, forced=None) -> str:
     """One line for the backend that serves, and one for each that declined."""
     name, declined = choose(problem, forced)
+    precision = getattr(BACKENDS[name], "precision", lambda problem: problem.precision)(problem)
     size = "x".join(map(str, (problem.batch, problem.in_channels, problem.height, problem.width)))
-    lines = [f"{name}: serves {size} -> {'x'.join(map(str, problem.output_shape))} on {problem.device} in {problem.precision}"]
+    lines = [f"{name}: serves {size} -> {'x'.join(map(str, problem.output_shape))} on {problem.device} in {precision}"]
     return "\n".join(lines + [f"{other}: declined, {reason}" for other, reason in declined.items()])

@@ -24,6 +24,16 @@ def unpack_tiled(packed, shape):
     return flat[:c_in, :c_out].reshape(shape)
 
 
+def unpack_split(packed, factors, in_channels):
+    """Weights from ``kernels.split``, [C_in, C_out, 3, 3] fp64: (hi + lo) * factor.
+
+    ``packed`` is int32 [2 (hi, lo), 9, padded C_in / 8, C_out, 4], each a pair of fp16; ``factors`` is [C_out].
+    """
+    both = packed.view(torch.float16).double().sum(0)
+    flat = both.permute(1, 3, 2, 0).reshape(-1, len(factors), 9)
+    return (flat[:in_channels] * factors[:, None]).reshape(in_channels, -1, 3, 3)
+
+
 def pack_bias(bias, out_channels, tile_channels, like):
     """[C_out] or None -> [C_out tiles * tile_channels], zeros where there is none."""
     if bias is None:

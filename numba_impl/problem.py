@@ -128,6 +128,7 @@ class Problem:
     dtype: torch.dtype
     device: torch.device
     precision: str
+    by_flags: bool  # precision was left to PyTorch's flags
     needs_grad: bool
     autocast: bool
 
@@ -153,6 +154,7 @@ class Problem:
             x.dtype,
             x.device,
             precision=resolve_precision(precision, x.device),
+            by_flags=precision is None,
             needs_grad=needs_grad(*tensors),
             autocast=_autocasts(x.device),
         )

@@ -136,6 +136,7 @@ def problem(case, device="cpu", **changes):
         dtype=torch.float32,
         device=torch.device(device),
         precision="fp32",
+        by_flags=False,
         needs_grad=False,
         autocast=False,
     )

@@ -6,12 +6,13 @@ own that ``test_simulator.py`` starts. A kernel test carries both: the same line
 
 import os
 import secrets
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
 
-pytest.register_assert_rewrite("tests.accuracy", "tests.cases")
+pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
@@ -61,3 +62,18 @@ def conv_precision():
     yield set_flag
     torch.backends.cudnn.allow_tf32 = before == "tf32"
     set_flag(before)
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A Hopper GPU for numba-cuda, which asks for a device whenever it compiles."""
+    import numba.cuda.dispatcher
+
+    monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+
+
+@pytest.fixture
+def hopper():
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        pytest.skip(f"for compute capability (9, 0) alone, not {capability}")

@@ -43,7 +43,7 @@ def test_a_wrong_kernel_is_not_timed(error, monkeypatch, capsys):
     ("options", "words"),
     [
         (["--shape", "1,2,3"], "--shape"),
-        (["--backends", "fastest"], "none of tiled"),
+        (["--backends", "fastest"], "none of hopper"),
         (["--output-padding", "2"], "output_padding must be smaller than stride"),
         (["--device", "cpu", "--precision", "tf32"], "CPU has fp32 alone"),
     ],

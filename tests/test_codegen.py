@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from numba_impl import backend_tiled
-from numba_impl.kernels import pointwise, tiled
+from numba_impl.kernels import hopper, pointwise, split, tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Geometry
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
@@ -29,7 +29,7 @@ TILED = {
 }
 
 
-@pytest.fixture(params=GPUS, ids=lambda cc: "sm_{}{}".format(*cc))
+@pytest.fixture(params=GPUS, ids=lambda cc: "sm_" + "".join(map(str, cc)))
 def capability(request, monkeypatch):
     """A compute capability, and a device of it for numba-cuda, which asks for one whenever it compiles."""
     import numba.cuda.dispatcher
@@ -40,26 +40,33 @@ def capability(request, monkeypatch):
 
 
 def check(kernel, capability):
-    """Assert what holds for every kernel: fp32 alone, registers alone, the instructions asked for."""
-    ptx = kernel.ptx(capability)
-    assert ".f64" not in ptx, "computes in float64"
-    assert "__local_depot" not in ptx, "keeps an array in local memory"
+    """Assert what holds for the kernels of any GPU: registers alone, the instructions asked for."""
+    ptx = check_registers(kernel, capability)
     assert "fma.rn.f32" in ptx and "max.NaN.f32" in ptx and "min.NaN.f32" in ptx
     assert re.search(LOAD16, ptx) and re.search(STORE16, ptx), "16-byte accesses are missing"
-    check_registers(ptx, capability)
     return ptx
 
 
-def check_registers(ptx, capability):
-    """Assert that ptxas finds registers for all values; skip where no ptxas reads this PTX."""
+def check_registers(kernel, capability):
+    """Assert what holds for every kernel: fp32 alone, and registers for all values; gives the PTX."""
+    ptx = kernel.ptx(capability)
+    assert ".f64" not in ptx, "computes in float64"
+    assert "__local_depot" not in ptx, "keeps an array in local memory"
+    report = assemble(ptx, capability)
+    for used in ("stack frame", "spill stores", "spill loads"):
+        assert re.findall(rf"(\d+) bytes {used}", report) == ["0"], f"{used}: {report}"
+    assert "Potential Performance Loss" not in report, report
+    return ptx
+
+
+def assemble(ptx, capability):
+    """What ptxas says of the PTX; skip where no ptxas reads it."""
     refusals = []
     for assembler in ptxas():
-        command = [assembler, "-v", "-arch=sm_{}{}".format(*capability), "-o", "/dev/null", "-"]
+        command = [assembler, "-v", "-arch=sm_" + "".join(map(str, capability)), "-o", "/dev/null", "-"]
         done = subprocess.run(command, input=ptx, capture_output=True, text=True)
         if done.returncode == 0:
-            for used in ("stack frame", "spill stores", "spill loads"):
-                assert re.findall(rf"(\d+) bytes {used}", done.stderr) == ["0"], f"{used}: {done.stderr}"
-            return
+            return done.stderr
         refusals.append(done.stderr.strip())
         if "Unsupported .version" not in done.stderr and "not defined for option 'gpu-name'" not in done.stderr:
             pytest.fail(f"{assembler}: {done.stderr}")
@@ -93,6 +100,34 @@ def test_tiled_as_chosen(case, capability, monkeypatch):
         assert case != BENCHMARK
         pytest.skip("the tiled kernel declines this shape")
     test_tiled(case.geometry, tile, capability)
+
+
+def test_split(capability):
+    check_registers(split.build(), capability)
+
+
+@pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
+@pytest.mark.parametrize(
+    ("in_channels", "out_channels", "terms", "vector"),
+    [
+        (64, 64, 3, 4),
+        (64, 64, 3, 2),
+        (64, 64, 3, 1),
+        (64, 64, 1, 4),
+        (32, 64, 3, 1),
+        (64, 32, 3, 2),
+        (24, 40, 1, 1),
+        (8, 8, 3, 4),
+    ],
+)
+def test_hopper(in_channels, out_channels, terms, vector, capability):
+    config = hopper.Config(in_channels, out_channels, terms, vector)
+    ptx = check_registers(hopper.build(config), (*capability, "a"))
+    assert ptx.count("wgmma.mma_async") == 9 * config.steps * terms, "a product is missing, or computed twice"
+    assert ptx.count("ldmatrix") == 4 * config.steps * terms
+    store = {4: "st.global.cs.v4.f32", 2: "st.global.cs.v2.f32", 1: "st.global.cs.f32"}[vector]
+    assert ptx.count(store) == out_channels * 2 // vector, "outputs are stored in other pieces"
+    assert config.shared_bytes <= GPUS[capability].shared_memory_per_block_optin
 
 
 def test_import_is_quiet_and_light():

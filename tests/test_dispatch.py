@@ -2,12 +2,14 @@
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from model_numba import ModelNumba
 from numba_impl import cuda_support, dispatch
+from numba_impl.problem import PRECISIONS
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, problem
 
 SMALL = Case((2, 4, 5, 6), 3, 3, 2, 1, 1)
@@ -17,6 +19,7 @@ SMALL = Case((2, 4, 5, 6), 3, 3, 2, 1, 1)
 def kernels_run(monkeypatch):
     """An H200 on which kernels run, as far as decisions ask for one."""
     monkeypatch.setattr(cuda_support, "runs_kernels", lambda device: (device.type == "cuda", f"x is on {device}"))
+    monkeypatch.setattr(cuda_support, "capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPUS[9, 0])
 
 
@@ -25,24 +28,81 @@ def cuda_problem(case=BENCHMARK, **changes):
 
 
 def test_order():
-    assert [name for name in dispatch.BACKENDS if name != "hopper"] == ["tiled", "composite", "cpu", "reference"]
+    assert list(dispatch.BACKENDS) == ["hopper", "tiled", "composite", "cpu", "reference"]
 
 
-def test_the_benchmark_goes_to_the_tiled_kernel(kernels_run):
-    assert dispatch.choose(cuda_problem()) == ("tiled", {})
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_benchmark_goes_to_the_tensor_cores(precision, kernels_run):
+    assert dispatch.choose(cuda_problem(precision=precision)) == ("hopper", {})
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_on_other_gpus_the_benchmark_goes_to_the_tiled_kernel(capability, kernels_run, monkeypatch):
+    monkeypatch.setattr(cuda_support, "capability", lambda device: capability)
+    name, declined = dispatch.choose(cuda_problem())
+    assert name == "tiled" and str(capability) in declined["hopper"]
+
+
+def test_a_small_slice_of_a_gpu_has_too_little_shared_memory(kernels_run, monkeypatch):
+    small = SimpleNamespace(**vars(GPUS[9, 0]) | dict(shared_memory_per_block_optin=200_000))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
+    name, declined = dispatch.choose(cuda_problem())
+    assert name == "tiled" and "200000" in declined["hopper"]
+    assert dispatch.choose(cuda_problem(precision="tf32")) == ("hopper", {}), "one term needs half of it"
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (Case((16, 64, 64, 64), 64, 4, 2, 1), "kernel 3"),
+        (Case((16, 64, 64, 64), 64, 3, 1, 1), "stride 2"),
+        (Case((16, 64, 64, 64), 64, 3, 2, 0, 1), "padding 1"),
+        (Case((16, 64, 64, 64), 64, (3, 5), 2, 1, 1), "kernel 3"),
+        (Case((16, 60, 64, 64), 64, 3, 2, 1, 1), "60 in"),
+        (Case((16, 72, 64, 64), 64, 3, 2, 1, 1), "72 in"),
+        (Case((16, 64, 64, 64), 3, 3, 2, 1, 1), "3 out"),
+        (Case((16, 64, 64, 64), 128, 3, 2, 1, 1), "128 out"),
+    ],
+    ids=str,
+)
+def test_outside_the_tensor_core_kernel(case, why, kernels_run):
+    name, declined = dispatch.choose(cuda_problem(case))
+    assert name in ("tiled", "composite") and why in declined["hopper"]
+    with pytest.raises(ValueError, match=f"backend 'hopper' cannot serve this call: .*{why}"):
+        dispatch.choose(cuda_problem(case), "hopper")
+
+
+@pytest.mark.parametrize("output_padding", [0, 1, (0, 1), (1, 0)])
+@pytest.mark.parametrize("channels", [(8, 64), (64, 8), (24, 40), (56, 32)])
+def test_inside_the_tensor_core_kernel(channels, output_padding, kernels_run):
+    case = Case((16, channels[0], 65, 63), channels[1], 3, 2, 1, output_padding)
+    assert dispatch.choose(cuda_problem(case)) == ("hopper", {})
+
+
+def test_few_cells_go_to_the_tiled_kernel(kernels_run):
+    name, declined = dispatch.choose(cuda_problem(Case((1, 64, 8, 8), 64, 3, 2, 1, 1)))
+    assert name == "tiled" and "cycles" in declined["hopper"]
+
+
+@pytest.mark.parametrize(("batch", "precision"), [(1, "fp32"), (128, "tf32")])
+def test_tf32_is_a_permission(batch, precision, kernels_run):
+    permitted = cuda_problem(Case((batch, 64, 8, 128), 64, 3, 2, 1, 1), precision="tf32", by_flags=True)
+    assert dispatch.explain(permitted).endswith(f"in {precision}")
+    asked = cuda_problem(Case((batch, 64, 8, 128), 64, 3, 2, 1, 1), precision="tf32")
+    assert dispatch.explain(asked).endswith("in tf32")
 
 
 @pytest.mark.parametrize("case", NETWORK_SHAPES, ids=str)
 def test_a_cuda_problem_goes_to_a_kernel(case, kernels_run):
     name, declined = dispatch.choose(cuda_problem(case))
-    assert name in ("tiled", "composite")
+    assert name in ("hopper", "tiled", "composite")
     assert all(reason for reason in declined.values())
 
 
-def test_tf32_goes_to_the_composite(kernels_run):
-    name, declined = dispatch.choose(cuda_problem(precision="tf32"))
+def test_tf32_of_other_geometries_goes_to_the_composite(kernels_run):
+    name, declined = dispatch.choose(cuda_problem(NETWORK_SHAPES[0], precision="tf32"))
     assert name == "composite"
-    assert list(declined) == ["tiled"] and "tf32" in declined["tiled"]
+    assert list(declined) == ["hopper", "tiled"] and "tf32" in declined["tiled"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +121,7 @@ def test_what_no_kernel_serves_goes_to_the_reference(changes, why, device, kerne
     name, declined = dispatch.choose(problem(SMALL, device, **changes))
     assert name == "reference"
     assert list(declined) == [backend for backend in dispatch.BACKENDS if backend != "reference"]
-    ours = ["cpu"] if device == "cpu" else ["tiled", "composite"]
+    ours = ["cpu"] if device == "cpu" else ["hopper", "tiled", "composite"]
     assert all(why in declined[backend] for backend in ours)
 
 
@@ -69,7 +129,7 @@ def test_what_no_kernel_serves_goes_to_the_reference(changes, why, device, kerne
 def test_other_devices(device):
     name, declined = dispatch.choose(problem(SMALL, device))
     assert name == ("cpu" if device == "cpu" else "reference")
-    assert all(device in declined[backend] for backend in ("tiled", "composite"))
+    assert all(device in declined[backend] for backend in ("hopper", "tiled", "composite"))
 
 
 def test_old_gpus_are_served_by_torch(monkeypatch):
@@ -86,9 +146,10 @@ def test_a_forced_backend_serves_or_raises(name, kernels_run):
         dispatch.choose(cuda_problem(needs_grad=True), name)
 
 
-@pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES, Case((1, 64, 8, 8), 64, 3, 2, 1, 1)], ids=str)
+@pytest.mark.parametrize("case", [*NETWORK_SHAPES, Case((1, 64, 8, 8), 64, 3, 2, 1, 1)], ids=str)
 def test_the_tiled_kernel_serves_where_it_was_measured_to_be_faster(case, kernels_run):
-    assert dispatch.choose(cuda_problem(case)) == ("tiled", {})
+    name, declined = dispatch.choose(cuda_problem(case))
+    assert name == ("hopper" if case == NETWORK_SHAPES[2] else "tiled") and set(declined) <= {"hopper"}
 
 
 @pytest.mark.parametrize("case", [Case((1, 512, 4, 4), 256, 4, 2, 1), Case((1, 512, 7, 7), 512, 3, 1, 1)], ids=str)
@@ -98,11 +159,13 @@ def test_few_long_sums_go_to_the_composite(case, kernels_run):
     assert dispatch.choose(cuda_problem(case), "tiled") == ("tiled", {})
 
 
-def test_a_forced_backend_need_not_pay(kernels_run, monkeypatch):
-    monkeypatch.setattr(dispatch.BACKENDS["tiled"], "pays", lambda problem: (False, "it is slower here"), raising=False)
-    name, declined = dispatch.choose(cuda_problem())
-    assert (name, declined) == ("composite", {"tiled": "it is slower here"})
-    assert dispatch.choose(cuda_problem(), "tiled") == ("tiled", {})
+@pytest.mark.parametrize(("name", "following"), [("hopper", "tiled"), ("tiled", "composite")])
+def test_a_forced_backend_need_not_pay(name, following, kernels_run, monkeypatch):
+    for backend in ("hopper", name):
+        monkeypatch.setattr(dispatch.BACKENDS[backend], "pays", lambda problem: (False, "it is slower here"))
+    chosen, declined = dispatch.choose(cuda_problem())
+    assert chosen == following and declined[name] == "it is slower here"
+    assert dispatch.choose(cuda_problem(), name) == (name, {})
 
 
 def test_explain():
@@ -110,7 +173,7 @@ def test_explain():
         lines = ModelNumba(4, 3, 3, 2, 1, 1, 0.5, 2).explain(torch.randn(2, 4, 5, 6)).splitlines()
     assert lines[0] == "cpu: serves 2x4x5x6 -> 2x3x10x12 on cpu in fp32"
     declined = [line.split(":")[0] for line in lines[1:]]
-    assert [name for name in declined if name != "hopper"] == ["tiled", "composite"]
+    assert declined == ["hopper", "tiled", "composite"]
     assert all("declined" in line and "cpu" in line for line in lines[1:])
 
 
@@ -144,7 +207,7 @@ def test_missing_libraries_are_named_once_and_torch_serves(without_libraries):
         name, declined = dispatch.choose(cuda_problem())
     assert len(caught) == 1
     assert name == "reference"
-    assert all("cu13" in declined[backend] for backend in ("tiled", "composite"))
+    assert all("cu13" in declined[backend] for backend in ("hopper", "tiled", "composite"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dispatch.choose(cuda_problem())

@@ -1,0 +1,81 @@
+"""CUDA on Hopper: the tensor-core kernel, at fp32 or TF32 accuracy."""
+
+import torch
+
+from numba_impl import cuda_support
+from numba_impl.problem import Constants, Geometry, Problem
+
+KERNEL, STRIDE, PADDING = 3, 2, 1
+# Cells times input channels from which cuDNN uses TF32 where it may, for less than 16 channels and for more (cuDNN 9.19, H200).
+TF32_WORK = 2**21, 2**18
+
+
+def supports(problem: Problem):
+    ok, reason = cuda_support.serves(problem)
+    if not ok:
+        return ok, reason
+    from numba_impl.kernels import hopper
+
+    capability = cuda_support.capability(problem.device)
+    if capability != hopper.CAPABILITY:
+        return (
+            False,
+            f"compute capability {capability} of {problem.device} is not {hopper.CAPABILITY}, whose instructions it uses",
+        )
+    if problem.geometry != Geometry.of(KERNEL, STRIDE, PADDING, problem.geometry.output_padding):
+        return False, f"it is for kernel {KERNEL}, stride {STRIDE}, padding {PADDING} alone, not {problem.geometry}"
+    for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
+        if channels % 8 or channels > hopper.MAX_CHANNELS:
+            return False, f"it is for multiples of 8 up to {hopper.MAX_CHANNELS} channels, not {channels} {name}"
+    needed = config(problem).shared_bytes
+    available = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
+    if needed > available:
+        return False, f"it needs {needed} bytes of shared memory a block, {problem.device} has {available}"
+    reason = hopper.too_large(problem.batch, problem.height, problem.width)
+    return not reason, reason
+
+
+def pays(problem: Problem):
+    """Whether the kernel is predicted to be faster than the tiled one, and if not, why; TF32 has no other kernel.
+
+    Its blocks start with 147 KB of weights, split by a kernel before it: too much for a few cells.
+    """
+    from numba_impl.kernels import hopper, tiles
+
+    if problem.precision != "fp32":
+        return True, ""
+    device = torch.cuda.get_device_properties(problem.device)
+    limits = device.multi_processor_count, device.shared_memory_per_block_optin, device.shared_memory_per_multiprocessor
+    tile = tiles.choose(problem.geometry, problem.size, *limits)
+    own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, device.multi_processor_count)
+    other = tiles.cycles(problem.geometry, tile, problem.size, device.multi_processor_count)
+    return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the tiled kernel {other / 1e3:.0f}"
+
+
+def precision(problem: Problem) -> str:
+    """TF32 where it is asked for, or permitted and used by cuDNN too; elsewhere fp32 costs nothing."""
+    work = problem.batch * problem.height * problem.width * problem.in_channels
+    return "fp32" if problem.by_flags and work < TF32_WORK[problem.in_channels >= 16] else problem.precision
+
+
+def terms(problem: Problem) -> int:
+    return 3 if precision(problem) == "fp32" else 1
+
+
+def config(problem: Problem):
+    """The kernel's, less what the alignment of the output decides."""
+    from numba_impl.kernels import hopper
+
+    return hopper.Config(problem.in_channels, problem.out_channels, terms(problem), vector=1)
+
+
+def run(x, weight, bias, constants: Constants, problem: Problem):
+    from numba_impl.kernels import hopper, split
+
+    packed, factors = split.outputs(weight)
+    weight = weight.contiguous()
+    split.launch(weight, packed, factors)
+    bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
+    out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
+    hopper.launch(x.contiguous(), packed, factors, weight, bias, out, terms(problem), *constants)
+    return out

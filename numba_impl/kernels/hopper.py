@@ -1,0 +1,439 @@
+"""Transposed convolution k3 s2 p1 on Hopper's tensor cores at fp32 accuracy, parity-split, with the epilogue fused.
+
+Every fp32 operand is the sum of two fp16 numbers, hi + lo, 22 bits; x * w is then
+lo * hi + hi * lo + hi * hi, three products ("terms") into fp32 sums, or hi * hi alone for TF32.
+Powers of two scale x and w so that neither leaves fp16's range; the epilogue takes them back.
+
+A block stays on its multiprocessor and computes a run of *units*: a row of 64 cells, every output channel
+and parity. One warpgroup, the producer, loads rows of x, splits them, and puts them in a ring in shared
+memory; two others, the consumers, take the units in turn: multiply, activate, store. While one multiplies,
+the other does all else. A row is used by two units: as their cells' own row, and as the row below.
+
+A unit whose values no scale fits (not finite, or too far apart) is computed in plain fp32 instead.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from numba import cuda, float32, int32, int64, uint8
+from numba.cuda import types
+
+from numba_impl import fragments
+from numba_impl.kernels import plain, ptx, split
+from numba_impl.kernels.device import device, unroll
+from numba_impl.kernels.products import products
+from numba_impl.launch import Kernel, as_tensor, contiguous, multiprocessors
+from numba_impl.problem import Geometry
+
+CAPABILITY = (9, 0)  # wgmma and setmaxnreg are of sm_90a alone
+MAX_CHANNELS = 64
+STRIP = 64  # cells of a unit
+SLOT_BITS = 2
+SLOTS = 2**SLOT_BITS  # rows of the ring
+AHEAD = 3  # rows between the one loaded and the one asked into L2
+PLANE = fragments.pixel_offset(STRIP - 1) + 144  # bytes of a row's hi or lo: its pixels and the one beside
+THREADS = 384
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 88, 208
+
+# A row's scale is chosen so that its largest |x| becomes 2^10. It is kept while every row's largest is below 2^15, and
+# every pixel's largest is zero or at least 1: lo is then exact to 2^-25 of that, a quarter of fp32's rounding.
+TARGET, HIGHEST, LOWEST = 10, 14, 0
+MAX_SHIFT = 60  # scales are 2^-60 ... 2^60, as split's are, so that a product of two is a normal number
+INFINITE = 0x7F800000  # bits
+# Cycles, measured on an H200: before the first unit; a wgmma; and of a unit's output channel, all that is not wgmma.
+START, PRODUCT, CHANNEL = 15_000, 40, 140
+ANY, NONE = -1.0, 0.0  # instead of what undoes a row's scale: the row is zero; no scale fits
+
+activate = plain.activate
+accumulator, loaded_row, pixel_of, stored_lane, pixel_offset = map(
+    device, (fragments.accumulator, fragments.loaded_row, fragments.pixel, fragments.stored_lane, fragments.pixel_offset)
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a kernel is compiled for: channels, multiples of 8; ``terms``, 3 or 1; and ``vector``, how many fp32 at the
+    start of a row of outputs are one aligned access: 4, 2 or 1."""
+
+    in_channels: int
+    out_channels: int
+    terms: int
+    vector: int
+
+    @property
+    def steps(self):
+        """Products along the input channels, of 16 each."""
+        return -(-self.in_channels // 16)
+
+    @property
+    def halves(self):
+        """Of x and of w in shared memory: hi, and with three terms lo."""
+        return 2 if self.terms == 3 else 1
+
+    @property
+    def half_bytes(self):
+        """Of the weights' hi or lo: [9 taps, in_channels / 8, out_channels, 8] fp16."""
+        return 9 * 16 * self.steps * self.out_channels * 2
+
+    @property
+    def row_bytes(self):
+        """Of a row of the ring."""
+        return PLANE * self.halves
+
+    @property
+    def shared_bytes(self):
+        """Weights, ring, and 256 + 8 * out_channels bytes of small things: see ``build``."""
+        return self.half_bytes * self.halves + SLOTS * self.row_bytes + 8 * self.out_channels + 256
+
+
+def schedule(config: Config):
+    """The products of a unit, as ``products`` takes them: (loads, multiplications) a step.
+
+    Bases are (row, shift) of x, 0..3; tiles are output parities, 0..3. The small terms come first: the
+    tensor core truncates at every addition, by an amount in proportion to the sum so far.
+    """
+    axis = Geometry.of(3, 2, 1).rows
+    lo_x, lo_w = PLANE, config.half_bytes // 16
+    tap_size, step_size = config.half_bytes // 9 // 16, 2 * config.out_channels
+    steps = []
+    for x_offset, w_offset in ((lo_x, 0), (0, lo_w), (0, 0))[-config.terms :]:
+        descriptor = int(x_offset == w_offset)  # hi * hi uses another one than lo * hi, see where they are made
+        for k in range(config.steps):
+            for bases in ((0,), (1, 2, 3)):
+                loads = [(base, 32 * k + x_offset) for base in bases]
+                multiplications = []
+                for tap in range(9):
+                    parity, base = (2 * of[tap // 3] + of[tap % 3] for of in (axis.parities, axis.shifts))
+                    if base in bases:
+                        at = w_offset + tap * tap_size + k * step_size
+                        multiplications.append((parity, bases.index(base), descriptor, at))
+                steps.append((loads, multiplications))
+    return steps
+
+
+@functools.lru_cache(maxsize=64)
+def build(config: Config) -> Kernel:
+    """The kernel for a configuration; image sizes and constants are its arguments."""
+    C_IN, C_OUT, STEPS, VECTOR = config.in_channels, config.out_channels, config.steps, config.vector
+    SUMS, COUNT = C_OUT // 2, 8 * STEPS  # a consumer thread's sums of a parity; a producer thread's channels
+    SPLIT, ROW = config.terms == 3, config.row_bytes
+    WEIGHT_BYTES = config.half_bytes * config.halves  # smem weights: [hi, lo][9, C_IN / 8, C_OUT, 8] fp16
+    RING = WEIGHT_BYTES  # smem [SLOTS, hi and lo] of pixels, fragments.pixel_offset, of [64 channels] fp16
+    CHANNELS = RING + SLOTS * ROW  # smem [C_OUT] (factor, bias)
+    STATISTICS = CHANNELS + 8 * C_OUT  # smem [2, 4 warps] (largest, smallest) bits
+    SIZES = STATISTICS + 64  # smem height, width, out_height, out_width
+    SCALES = SIZES + 16  # smem [SLOTS] what undoes a row's scale, or ANY or NONE
+    FULL = SCALES + 4 * SLOTS  # smem barriers [SLOTS]: the row is there
+    EMPTY = FULL + 8 * SLOTS  # and it has been used
+    LOADED = EMPTY + 8 * SLOTS  # smem barrier: the weights are there
+    DESCRIPTOR = LOADED + 8  # smem low half of theirs
+    # High half of the weights' descriptors: no swizzle, bytes between columns of 8 channels and between groups of 8 rows.
+    LAYOUT = (16 * C_OUT >> 4) << 16 | (128 >> 4) << 32
+    BESIDE = fragments.pixel_offset(STRIP)
+
+    multiply = products(schedule(config), C_OUT)
+    compute_plainly = plain.build(C_IN, C_OUT, STRIP, 128, not SPLIT)
+    fewer_registers = ptx.set_registers(PRODUCER_REGISTERS, more=False)
+    more_registers = ptx.set_registers(CONSUMER_REGISTERS, more=True)
+
+    @device
+    def place(load):
+        """(slot of the ring, parity of its phase) of a row, counted from the block's first."""
+        return int32(load & (SLOTS - 1)), int32(load >> SLOT_BITS & 1)
+
+    # The producer: a thread has a pixel and half of the channels, warp 0 besides two channels a lane of the pixel beside.
+
+    @device
+    def load_value(i, values, at, plane, half, inside):
+        keep = inside if C_IN == 2 * COUNT else inside and half * COUNT + i < C_IN
+        values[i] = ptx.load_or_zero(at + i * plane, keep)
+
+    @device
+    def measure(i, values, largest):
+        for j in range(4):
+            largest[j] = ptx.maximum(largest[j], abs(values[4 * i + j]))
+
+    @device
+    def store_chunk(i, values, scale, at):
+        if SPLIT:
+            h0, l0 = ptx.split_half2(values[8 * i] * scale, values[8 * i + 1] * scale)
+            h1, l1 = ptx.split_half2(values[8 * i + 2] * scale, values[8 * i + 3] * scale)
+            h2, l2 = ptx.split_half2(values[8 * i + 4] * scale, values[8 * i + 5] * scale)
+            h3, l3 = ptx.split_half2(values[8 * i + 6] * scale, values[8 * i + 7] * scale)
+            ptx.store_shared4_bits(at + 16 * i, h0, h1, h2, h3)
+            ptx.store_shared4_bits(at + 16 * i + PLANE, l0, l1, l2, l3)
+        else:
+            h0 = ptx.half2(values[8 * i] * scale, values[8 * i + 1] * scale)
+            h1 = ptx.half2(values[8 * i + 2] * scale, values[8 * i + 3] * scale)
+            h2 = ptx.half2(values[8 * i + 4] * scale, values[8 * i + 5] * scale)
+            h3 = ptx.half2(values[8 * i + 6] * scale, values[8 * i + 7] * scale)
+            ptx.store_shared4_bits(at + 16 * i, h0, h1, h2, h3)
+
+    load_values, measure_all = unroll(COUNT, load_value), unroll(COUNT // 4, measure)
+    store_chunks = unroll(STEPS, store_chunk)
+
+    @device
+    def load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane):
+        at = ptx.global_address(x) + image * C_IN * plane + (int64(row) * width + cell) * 4
+        load_values(values, at + half * COUNT * plane + pixel * 4, plane, half, row < height and cell + pixel < width)
+        inside = warp == 0 and row < height and cell + STRIP < width and 2 * lane < C_IN
+        for j in range(2):
+            beside[j] = ptx.load_or_zero(at + (2 * lane + j) * plane + STRIP * 4, inside)
+        if SPLIT:  # a thread, a line of one channel
+            line, channel = int32(lane % 2 * 32), int32(16 * warp + lane // 2)
+            ahead = row + AHEAD < height and cell + line < width and channel < C_IN
+            ptx.prefetch(at + channel * plane + (AHEAD * int64(width) + line) * 4, ahead)
+
+    @device
+    def row_range(values, beside, largest, stats, warp, lane):
+        """(largest, smallest) over the row's pixels of a pixel's largest |x|, as bits; zero pixels do not count below."""
+        for j in range(4):
+            largest[j] = float32(0)
+        measure_all(values, largest)
+        own = ptx.bits(ptx.maximum(ptx.maximum(largest[0], largest[1]), ptx.maximum(largest[2], largest[3])))
+        own = max(own, cuda.shfl_xor_sync(0xFFFFFFFF, own, 16))
+        high, low = ptx.warp_max(own), ptx.warp_min(own if own > 0 else int32(INFINITE))
+        if warp == 0:
+            edge = ptx.warp_max(ptx.bits(ptx.maximum(abs(beside[0]), abs(beside[1]))))
+            high, low = max(high, edge), min(low, edge if edge > 0 else int32(INFINITE))
+        if lane == 0:
+            ptx.store_shared2_bits(stats + 8 * warp, high, low)
+        ptx.barrier_sync(1, 128)
+        for other in range(4):
+            other_high, other_low = ptx.load_shared2_bits(stats + 8 * other)
+            high, low = max(high, other_high), min(low, other_low)
+        return high, low
+
+    @device
+    def rescale(shift, high, low):
+        """(exponent of the scale, whether it fits the row): the present one while it fits, else a new one."""
+        top, bottom = int32((high >> 23) - 127), int32((low >> 23) - 127)
+        if high == 0 or (top + shift <= HIGHEST and bottom + shift >= LOWEST):
+            return shift, True
+        fresh = int32(min(max(TARGET - top, -MAX_SHIFT), MAX_SHIFT))
+        fits = high < INFINITE and top + fresh <= HIGHEST and bottom + fresh >= LOWEST
+        return fresh if fits else shift, fits
+
+    @device
+    def produce(x, base, thread, cell, first, last, height, width):
+        fewer_registers()
+        values, beside = cuda.local.array(COUNT, float32), cuda.local.array(2, float32)
+        largest = cuda.local.array(4, float32)
+        lane, warp = int32(thread % 32), int32(thread // 32)
+        pixel, half = int32(16 * warp + lane % 16), int32(lane // 16)
+        at_pixel = int32(base + RING + pixel_offset(pixel) + half * 16 * STEPS)
+        plane = int64(height) * width * 4
+        image = ptx.divide(first, height)
+        row = int32(first - image * height)
+        split_weights = True
+        for channel in range(C_OUT):
+            factor, _ = ptx.load_shared2(base + CHANNELS + 8 * channel)
+            split_weights = split_weights and factor != 0
+        load, left, shift = int32(0), int32(last - first), int32(MAX_SHIFT)  # which fits no row that a smaller one fits
+        while left > 0:
+            load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane)
+            high, low = row_range(values, beside, largest, base + STATISTICS + (load & 1) * 32, warp, lane)
+            shift, fits = rescale(shift, high, low)
+            scale = ptx.from_bits(int32((127 + shift) << 23))
+            slot, phase = place(load)
+            if load >= SLOTS:
+                ptx.mbarrier_wait(base + EMPTY + slot * 8, phase ^ 1)
+            store_chunks(values, scale, int32(at_pixel + slot * ROW))
+            if warp == 0 and lane < 8 * STEPS:
+                to = int32(base + RING + slot * ROW + BESIDE + 4 * lane)
+                edge_hi, edge_lo = ptx.split_half2(beside[0] * scale, beside[1] * scale)
+                ptx.store_shared_bits(to, edge_hi)
+                if SPLIT:
+                    ptx.store_shared_bits(to + PLANE, edge_lo)
+            if thread == 0:
+                undo = ptx.from_bits(int32((127 - shift) << 23))
+                undo = float32(ANY) if high == 0 else undo if fits else float32(NONE)
+                ptx.store_shared(base + SCALES + slot * 4, undo if split_weights else float32(NONE))
+            ptx.mbarrier_arrive(base + FULL + slot * 8)
+            # The row below the image, zeros, ends it: it is loaded for the last unit's sake, and is no unit's own.
+            if load > 0 and row > 0:
+                left = int32(left - 1)
+            load, row = int32(load + 1), int32(row + 1)
+            if row > height:
+                row, image = int32(0), int32(image + 1)
+
+    # A consumer: a thread activates two pixels' two column parities, 16 bytes of a row of outputs, and stores another's.
+
+    @device
+    def store_run(i, sums, channels, undo, source, at, plane, left, constants):
+        """Of one channel and row parity: four neighbours, of which the first ``left`` are inside the image."""
+        j, e, a = i // 4, i // 2 % 2, i % 2
+        factor, bias = ptx.load_shared2(channels + 8 * (8 * j + e))
+        factor = factor * undo
+        y0 = activate(sums[2 * a, 4 * j + e] * factor + bias, *constants)
+        y1 = activate(sums[2 * a + 1, 4 * j + e] * factor + bias, *constants)
+        y2 = activate(sums[2 * a, 4 * j + e + 2] * factor + bias, *constants)
+        y3 = activate(sums[2 * a + 1, 4 * j + e + 2] * factor + bias, *constants)
+        y0, y1 = cuda.shfl_sync(0xFFFFFFFF, y0, source), cuda.shfl_sync(0xFFFFFFFF, y1, source)
+        y2, y3 = cuda.shfl_sync(0xFFFFFFFF, y2, source), cuda.shfl_sync(0xFFFFFFFF, y3, source)
+        to = at[a]
+        if VECTOR == 4:
+            ptx.stream4(to, y0, y1, y2, y3, left[a] > 0)
+        elif VECTOR == 2:
+            ptx.stream2(to, y0, y1, left[a] > 0)
+            ptx.stream2(to + 8, y2, y3, left[a] > 2)
+        else:
+            ptx.stream(to, y0, left[a] > 0)
+            ptx.stream(to + 4, y1, left[a] > 1)
+            ptx.stream(to + 8, y2, left[a] > 2)
+            ptx.stream(to + 12, y3, left[a] > 3)
+        at[a] = to + (7 * plane if e else plane)  # counted up, as products for every channel would fill the registers
+
+    store_runs = unroll(C_OUT // 2, store_run)
+
+    @device
+    def consume(x, weight, bias, out, base, thread, consumer, cell, first, last, sizes, constants):
+        more_registers()
+        sums, at = cuda.local.array((4, SUMS), float32), cuda.local.array(2, int64)
+        height, width, out_height, out_width = sizes
+        lane = int32(thread % 32)
+        # Where it points ldmatrix, in a row of the ring, for x and for x shifted by a pixel.
+        row_a, k = loaded_row(thread)
+        at_0 = int32(base + RING + pixel_offset(pixel_of(row_a)) + 2 * k)
+        at_1 = int32(base + RING + pixel_offset(pixel_of(row_a) + 1) + 2 * k)
+        # It has sums of channels column, column + 1, column + 8, ...; and stores those of another lane.
+        _, column = accumulator(thread, 0)
+        channels = int32(base + CHANNELS + 8 * column)
+        source = int32(stored_lane(lane))
+        row_d, stored_column = accumulator(thread - lane + source, 0)
+        pair = int32(pixel_of(row_d))
+        plane, row_bytes = int64(out_height) * out_width * 4, int64(out_width) * 4
+        corner = ptx.global_address(out) + stored_column * plane + 8 * (cell + pair)
+        image = ptx.divide(first, height)
+        row, load, steps = int32(first - image * height), int32(0), consumer
+        turn, next_turn = int32(2 + consumer), int32(3 - consumer)  # named barriers
+        if consumer == 1:
+            ptx.barrier_arrive(next_turn, 256)
+        ptx.mbarrier_wait(base + LOADED, 0)
+        for _ in range(int32(first + consumer), last, int32(2)):
+            row, load, steps = int32(row + steps), int32(load + steps), int32(2)
+            while row >= height:
+                row, load, image = int32(row - height), int32(load + 1), int32(image + 1)
+            (slot, phase), (slot_below, phase_below) = place(load), place(int32(load + 1))
+            ptx.mbarrier_wait(base + FULL + slot * 8, phase)
+            ptx.mbarrier_wait(base + FULL + slot_below * 8, phase_below)
+            undo, undo_below = ptx.load_shared(base + SCALES + slot * 4), ptx.load_shared(base + SCALES + slot_below * 4)
+            # Twice the same, but the compiler cannot know: it would keep 36 descriptors in registers from pass to pass.
+            weights = ptx.load_shared_anew(base + DESCRIPTOR), ptx.load_shared_anew(base + DESCRIPTOR)
+            weights = weights[0] | LAYOUT, weights[1] | LAYOUT
+            below = int32(slot_below * ROW)
+            multiply(sums, (at_0 + slot * ROW, at_1 + slot * ROW, at_0 + below, at_1 + below), weights, turn, next_turn)
+            if lane == 0:  # a row's two uses; the first row of a run or image has no unit above, the last none of its own
+                ptx.mbarrier_arrive(base + EMPTY + slot * 8)
+                if load == 0 or row == 0:
+                    ptx.mbarrier_arrive(base + EMPTY + slot * 8)
+                ptx.mbarrier_arrive(base + EMPTY + slot_below * 8)
+                if row == height - 1:
+                    ptx.mbarrier_arrive(base + EMPTY + slot_below * 8)
+            if undo == ANY:
+                undo = undo_below
+            if undo != NONE and (undo_below == undo or undo_below == ANY):
+                left = int32(out_width - 2 * (cell + pair))
+                left_below = left if 2 * row + 1 < out_height else int32(0)
+                at[0] = corner + image * C_OUT * plane + 2 * row * row_bytes
+                at[1] = at[0] + row_bytes
+                store_runs(sums, channels, undo, source, at, plane, (left, left_below), constants)
+            else:
+                # Sizes from shared memory, so that what follows from them is not kept in registers all the time.
+                sizes_0, sizes_1 = ptx.load_shared2_bits(base + SIZES), ptx.load_shared2_bits(base + SIZES + 8)
+                compute_plainly(thread, x, weight, bias, out, image, row, cell, sizes_0 + sizes_1, constants)
+
+    def hopper(x, packed, factors, weight, bias, out, units, strips, sizes, constants):
+        base = ptx.shared_address(cuda.shared.array(0, uint8))
+        thread, height, width = int32(cuda.threadIdx.x), sizes[0], sizes[1]
+        if thread == 0:
+            for slot in range(SLOTS):
+                ptx.mbarrier_init(base + FULL + 8 * slot, 128)
+                ptx.mbarrier_init(base + EMPTY + 8 * slot, 8)  # four warps of each of a row's two uses
+            ptx.mbarrier_init(base + LOADED, 1)
+            ptx.mbarrier_init_fence()
+            ptx.mbarrier_arrive_expect(base + LOADED, WEIGHT_BYTES)
+            ptx.bulk_copy(base, ptx.global_address(packed), WEIGHT_BYTES, base + LOADED)
+            ptx.store_shared_bits(base + DESCRIPTOR, base >> 4)
+            ptx.store_shared2_bits(base + SIZES, sizes[0], sizes[1])
+            ptx.store_shared2_bits(base + SIZES + 8, sizes[2], sizes[3])
+        if thread < C_OUT:
+            ptx.store_shared2(base + CHANNELS + thread * 8, factors[thread], bias[thread])
+        cuda.syncthreads()
+
+        # A block has one strip of all images, so that neighbours read and write whole rows together.
+        block, blocks = int32(cuda.blockIdx.x), ptx.divide(int32(cuda.gridDim.x), strips)
+        position = ptx.divide(block, strips)
+        cell = int32((block - position * strips) * STRIP)
+        share = ptx.divide(units, blocks)
+        more = int32(units - share * blocks)  # blocks that take one unit more
+        first = int32(share * position + min(position, more))
+        last = int32(first + share + int32(position < more))
+        group = cuda.shfl_sync(0xFFFFFFFF, thread // 128, 0)  # by a shuffle, so that the compiler knows it is the same for a warp
+        if group == 0:
+            produce(x, base, thread, cell, first, last, height, width)
+        else:
+            consume(x, weight, bias, out, base, int32(thread % 128), int32(group - 1), cell, first, last, sizes, constants)
+
+    pointer, tuple_of = types.CPointer, types.UniTuple
+    f, i = types.float32, types.int32
+    arrays = pointer(f), pointer(i), pointer(f), pointer(f), pointer(f), pointer(f)
+    return Kernel(hopper, types.void(*arrays, i, i, tuple_of(i, 4), tuple_of(f, 4)), THREADS, 1)
+
+
+def too_large(batch, height, width) -> str:
+    """Why the kernel's 32-bit numbers do not hold a size, or an empty string."""
+    if batch * (height + 1) >= 2**31 or width >= 2**29:
+        return "a batch of rows, or a row, is too long for its 32-bit counters"
+    return ""
+
+
+def grid(batch, height, width, multiprocessors):
+    """(strips of an image, units of a strip, blocks to launch)."""
+    strips, units = -(-width // STRIP), batch * height
+    return strips, units, strips * min(units, max(1, multiprocessors // strips))
+
+
+def cycles(config: Config, batch, height, width, multiprocessors):
+    """Predicted time of a call: what a block starts with, and its units one after another, two at a time."""
+    strips, units, blocks = grid(batch, height, width, multiprocessors)
+    products = 9 * config.steps * config.terms
+    unit = config.out_channels * (PRODUCT * products / MAX_CHANNELS + CHANNEL) / 2
+    waves = -(-blocks // multiprocessors)
+    return waves * (START + unit * -(-units * strips // blocks)) if blocks else 0
+
+
+def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0):
+    """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device of sm_90.
+
+    H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed`` and
+    ``factors`` are the weights as ``split.launch`` gives them, ``weight`` [C_in, C_out, 3, 3] and ``bias`` [C_out] as
+    they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. Raises
+    TypeError for another dtype and ValueError for strides, sizes or terms that do not fit.
+    """
+    arrays = {"x": x, "weight": weight, "bias": bias, "out": out}
+    x, weight, bias, out = (contiguous(name, array) for name, array in arrays.items())
+    packed, factors = as_tensor(packed), as_tensor(factors)
+    batch, in_channels, height, width = x.shape
+    out_channels, out_height, out_width = out.shape[1:]
+    for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+        if channels % 8 or not 8 <= channels <= MAX_CHANNELS:
+            raise ValueError(f"{name} must be a multiple of 8 up to {MAX_CHANNELS}, got {channels}")
+    if terms not in (1, 3):
+        raise ValueError(f"terms must be 1 or 3, got {terms!r}")
+    if out.shape[0] != batch or 2 * height - out_height not in (0, 1) or 2 * width - out_width not in (0, 1):
+        full = batch, out_channels, 2 * height, 2 * width
+        raise ValueError(f"out must have shape {full} or one row or column less, got {tuple(out.shape)}")
+    shapes = {"weight": (in_channels, out_channels, 3, 3), "bias": (out_channels,)} | split.shapes(in_channels, out_channels)
+    for name, array in (("weight", weight), ("bias", bias), ("packed", packed), ("factors", factors)):
+        if array.shape != shapes[name]:
+            raise ValueError(f"{name} must have shape {shapes[name]}, got {tuple(array.shape)}")
+    if reason := too_large(batch, height, width):
+        raise ValueError(f"{reason}: x is {tuple(x.shape)}")
+    vector = next(v for v in (4, 2, 1) if out_width % v == 0 and out.data_ptr() % (4 * v) == 0)
+    config = Config(in_channels, out_channels, terms, vector)
+    strips, units, blocks = grid(batch, height, width, multiprocessors(x.device))
+    if blocks:
+        sizes, constants = (height, width, out_height, out_width), (add_value, scale, min_val, max_val)
+        arguments = x, packed, factors, weight, bias, out, units, strips, sizes, constants
+        build(config)(blocks, *arguments, shared_bytes=config.shared_bytes)
