@@ -4,17 +4,23 @@ The layers, from the top; each imports only from below:
 
     functional          the layer and its activation as functions of tensors
     dispatch            which backend serves a call, and why
-    backend_tiled       CUDA: the fused kernel
+    backend_hopper      CUDA: the fused kernel on Hopper's tensor cores
+    backend_tiled       CUDA: the fused kernel on any GPU
     backend_composite   CUDA: torch's convolution, then the pointwise kernel
     backend_cpu         CPU: torch's convolution, then the epilogue in one parallel pass
     reference           plain PyTorch: the truth, and what serves the rest
     cuda_support        whether a call and an installation suit the CUDA backends
+    kernels/hopper      parity-split transposed convolution by wgmma, epilogue fused
+    kernels/plain       its units that do not fit into fp16, in fp32
+    kernels/products    its matrix products, in straight line
+    kernels/split       its weights, scaled and split into fp16
     kernels/tiles       which tile the tiled kernel uses, and whether it pays
     kernels/tiled       parity-split, shared-memory tiled transposed convolution, epilogue fused
     kernels/pointwise   the epilogue alone
     launch              compilation, torch's stream and device, array exchange
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling
+    fragments           which thread of the tensor-core kernel holds which element
     packing             weights in the kernels' layouts
     epilogue            the scalar maths, once for every target
     problem             geometry, parity algebra, checks of every argument
