@@ -21,6 +21,7 @@ The layers, from the top; each imports only from below:
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling
     fragments           which thread of the tensor-core kernel holds which element
+    scaling             which power of two brings its rows into fp16's range
     packing             weights in the kernels' layouts
     epilogue            the scalar maths, once for every target
     problem             geometry, parity algebra, checks of every argument

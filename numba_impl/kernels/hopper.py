@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from numba import cuda, float32, int32, int64, uint8
 from numba.cuda import types
 
-from numba_impl import fragments
+from numba_impl import fragments, scaling
 from numba_impl.kernels import plain, ptx, split
 from numba_impl.kernels.device import device, unroll
 from numba_impl.kernels.products import products
@@ -35,11 +35,6 @@ PLANE = fragments.pixel_offset(STRIP - 1) + 144  # bytes of a row's hi or lo: it
 THREADS = 384
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 88, 208
 
-# A row's scale is chosen so that its largest |x| becomes 2^10. It is kept while every row's largest is below 2^15, and
-# every pixel's largest is zero or at least 1: lo is then exact to 2^-25 of that, a quarter of fp32's rounding.
-TARGET, HIGHEST, LOWEST = 10, 14, 0
-MAX_SHIFT = 60  # scales are 2^-60 ... 2^60, as split's are, so that a product of two is a normal number
-INFINITE = 0x7F800000  # bits
 # Cycles, measured on an H200: before the first unit; a wgmma; and of a unit's output channel, all that is not wgmma.
 START, PRODUCT, CHANNEL = 15_000, 40, 140
 ANY, NONE = -1.0, 0.0  # instead of what undoes a row's scale: the row is zero; no scale fits
@@ -48,6 +43,7 @@ activate = plain.activate
 accumulator, loaded_row, pixel_of, stored_lane, pixel_offset = map(
     device, (fragments.accumulator, fragments.loaded_row, fragments.pixel, fragments.stored_lane, fragments.pixel_offset)
 )
+scale_fits, choose_scale = scaling.build(device)
 
 
 @dataclass(frozen=True)
@@ -192,10 +188,10 @@ def build(config: Config) -> Kernel:
         measure_all(values, largest)
         own = ptx.bits(ptx.maximum(ptx.maximum(largest[0], largest[1]), ptx.maximum(largest[2], largest[3])))
         own = max(own, cuda.shfl_xor_sync(0xFFFFFFFF, own, 16))
-        high, low = ptx.warp_max(own), ptx.warp_min(own if own > 0 else int32(INFINITE))
+        high, low = ptx.warp_max(own), ptx.warp_min(own if own > 0 else int32(scaling.INFINITE))
         if warp == 0:
             edge = ptx.warp_max(ptx.bits(ptx.maximum(abs(beside[0]), abs(beside[1]))))
-            high, low = max(high, edge), min(low, edge if edge > 0 else int32(INFINITE))
+            high, low = max(high, edge), min(low, edge if edge > 0 else int32(scaling.INFINITE))
         if lane == 0:
             ptx.store_shared2_bits(stats + 8 * warp, high, low)
         ptx.barrier_sync(1, 128)
@@ -203,16 +199,6 @@ def build(config: Config) -> Kernel:
             other_high, other_low = ptx.load_shared2_bits(stats + 8 * other)
             high, low = max(high, other_high), min(low, other_low)
         return high, low
-
-    @device
-    def rescale(shift, high, low):
-        """(exponent of the scale, whether it fits the row): the present one while it fits, else a new one."""
-        top, bottom = int32((high >> 23) - 127), int32((low >> 23) - 127)
-        if high == 0 or (top + shift <= HIGHEST and bottom + shift >= LOWEST):
-            return shift, True
-        fresh = int32(min(max(TARGET - top, -MAX_SHIFT), MAX_SHIFT))
-        fits = high < INFINITE and top + fresh <= HIGHEST and bottom + fresh >= LOWEST
-        return fresh if fits else shift, fits
 
     @device
     def produce(x, base, thread, cell, first, last, height, width):
@@ -229,11 +215,11 @@ def build(config: Config) -> Kernel:
         for channel in range(C_OUT):
             factor, _ = ptx.load_shared2(base + CHANNELS + 8 * channel)
             split_weights = split_weights and factor != 0
-        load, left, shift = int32(0), int32(last - first), int32(MAX_SHIFT)  # which fits no row that a smaller one fits
+        load, left, shift = int32(0), int32(last - first), int32(scaling.FIRST)
         while left > 0:
             load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane)
             high, low = row_range(values, beside, largest, base + STATISTICS + (load & 1) * 32, warp, lane)
-            shift, fits = rescale(shift, high, low)
+            shift = int32(choose_scale(shift, high, low))
             scale = ptx.from_bits(int32((127 + shift) << 23))
             slot, phase = place(load)
             if load >= SLOTS:
@@ -247,7 +233,7 @@ def build(config: Config) -> Kernel:
                     ptx.store_shared_bits(to + PLANE, edge_lo)
             if thread == 0:
                 undo = ptx.from_bits(int32((127 - shift) << 23))
-                undo = float32(ANY) if high == 0 else undo if fits else float32(NONE)
+                undo = float32(ANY) if high == 0 else undo if scale_fits(shift, high, low) else float32(NONE)
                 ptx.store_shared(base + SCALES + slot * 4, undo if split_weights else float32(NONE))
             ptx.mbarrier_arrive(base + FULL + slot * 8)
             # The row below the image, zeros, ends it: it is loaded for the last unit's sake, and is no unit's own.

@@ -9,9 +9,9 @@ from numba import cuda, float32, int32, int64
 from numba_impl import epilogue
 from numba_impl.kernels import ptx
 from numba_impl.kernels.device import device, unroll
+from numba_impl.scaling import INFINITE
 
 BLOCK = 8  # output channels at a time
-INFINITE = 0x7F800000  # bits
 
 activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.maximum)
 

@@ -13,11 +13,11 @@ from numba.cuda import types
 
 from numba_impl.kernels import ptx
 from numba_impl.launch import Kernel, contiguous
+from numba_impl.scaling import MAX_SHIFT
 
 THREADS = 128
 TAPS = 9
 TOP = 14  # exponent that the largest |w| of a channel is given
-MAX_SHIFT = 60  # scales are 2^-60 ... 2^60
 
 
 def shapes(in_channels, out_channels):
