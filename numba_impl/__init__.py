@@ -3,6 +3,7 @@
 The layers, from the top; each imports only from below:
 
     functional          the layer and its activation as functions of tensors
+    ops                 the layer as a torch operator: autograd, torch.compile, torch.export
     dispatch            which backend serves a call, and why
     backend_hopper      CUDA: the fused kernel on Hopper's tensor cores
     backend_tiled       CUDA: the fused kernel on any GPU
@@ -17,6 +18,7 @@ The layers, from the top; each imports only from below:
     kernels/tiles       which tile the tiled kernel uses, and whether it pays
     kernels/tiled       parity-split, shared-memory tiled transposed convolution, epilogue fused
     kernels/pointwise   the epilogue alone
+    kernels/pointwise_backward   its gradient
     launch              compilation, torch's stream and device, array exchange
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling

@@ -1,4 +1,4 @@
-"""CUDA: torch's convolution, then the pointwise kernel in place on its result."""
+"""CUDA: torch's convolution, then the pointwise kernel in place on its result; and the epilogue's gradient."""
 
 from numba_impl import cuda_support, reference
 from numba_impl.problem import Constants, Problem
@@ -20,3 +20,14 @@ def activate(x, y, constants: Constants):
 
     pointwise.launch(x, y, *constants)
     return y
+
+
+def activate_backward(z, gy, constants: Constants):
+    """The epilogue's gradient at ``z`` from ``gy`` at its output, in z's memory, which is returned.
+
+    Dense fp32 CUDA tensors of the same strides. 0 at the clamp's bounds and beyond, NaN where z is not finite.
+    """
+    from numba_impl.kernels import pointwise_backward
+
+    pointwise_backward.launch(z, gy, z, *constants)
+    return z

@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ def supports(problem: Problem):
 def run(x, weight, bias, constants: Constants, problem: Problem):
     """A few images at a time, so that the pre-activation stays in cache and in memory that the allocator keeps."""
     batch, *image = problem.output_shape
-    images = max(1, CHUNK // math.prod(image))
+    images = images_at_a_time(image)
     if images >= batch or not x.is_contiguous():
         z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
         return activate(z, z, constants)
@@ -35,19 +37,44 @@ def run(x, weight, bias, constants: Constants, problem: Problem):
     return y
 
 
+def images_at_a_time(image) -> int:
+    """How many pre-activations of such a shape make a chunk, at least one."""
+    return max(1, CHUNK // max(1, math.prod(image)))
+
+
 def activate(x, y, constants: Constants):
     """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CPU tensors of the same strides, or one tensor."""
-    import numba
-
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    flat_x, flat_y = (t.detach().as_strided((t.numel(),), (1,)).numpy() for t in (x, y))
-    _loop()(flat_x, flat_y, *map(np.float32, constants))
+    _on_torchs_threads(_loops().forward, (x, y), constants)
     return y
 
 
+def activate_backward(z, gy, constants: Constants):
+    """The epilogue's gradient at ``z`` from ``gy`` at its output, in z's memory, which is returned.
+
+    Dense fp32 CPU tensors of the same strides. 0 at the clamp's bounds and beyond, NaN where z is not finite.
+    """
+    _on_torchs_threads(_loops().backward, (z, gy), constants)
+    return z
+
+
+def _on_torchs_threads(loop, tensors, constants):
+    import numba
+
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    flat = (t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors)
+    loop(*flat, *map(np.float32, constants))
+
+
+class _Loops(NamedTuple):
+    """Compiled loops over flat arrays: ``forward(x, y, *constants)`` into y, ``backward(z, gy, *constants)`` into z."""
+
+    forward: Callable
+    backward: Callable
+
+
 @functools.lru_cache
-def _loop():
-    """The compiled loop over a flat array; built on first use, since importing Numba takes half a second."""
+def _loops() -> _Loops:
+    """Built on first use, since importing Numba takes half a second; each is compiled at its own first call."""
     import numba
 
     # The default error model tests each division for zero, and the test keeps the loop scalar.
@@ -77,10 +104,16 @@ def _loop():
         return y if x < y else x
 
     activate_one = epilogue.build(jit, exp2, reciprocal, minimum, maximum)
+    gradient = epilogue.build_backward(jit, exp2, reciprocal)
 
     @jit(parallel=True)
-    def loop(x, y, add_value, scale, low, high):
+    def forward(x, y, add_value, scale, low, high):
         for i in numba.prange(x.size):
             y[i] = activate_one(x[i], add_value, scale, low, high)
 
-    return loop
+    @jit(parallel=True)
+    def backward(z, gy, add_value, scale, low, high):
+        for i in numba.prange(z.size):
+            z[i] = gradient(z[i], gy[i], add_value, scale, low, high)
+
+    return _Loops(forward, backward)

@@ -2,8 +2,17 @@
 
 import torch
 
-from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, Geometry, Problem, check_float_tensor, check_tensors, needs_grad
+from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, ops, reference
+from numba_impl.problem import (
+    Constants,
+    Geometry,
+    Problem,
+    autocasts,
+    check_float_tensor,
+    check_tensors,
+    is_transformed,
+    needs_grad,
+)
 
 
 def conv_transpose2d_mish_add_hardtanh_scale(
@@ -20,8 +29,26 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
     constants = Constants.of(add_value, scale)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
     x4, problem = describe(x, weight, bias, stride, padding, output_padding, precision)
-    y = dispatch.run(x4, weight, bias, constants, problem, backend)
+    if needs_grad(x, weight, bias) and dispatch.choose(problem, backend)[0] != "reference":
+        geometry = problem.geometry.stride, problem.geometry.padding, problem.geometry.output_padding
+        y = ops.layer(x4, weight, bias, *geometry, constants.add_value, constants.scale, precision, backend)
+    else:
+        y = dispatch.run(x4, weight, bias, constants, problem, backend)
+    return y if x.dim() == 4 else y.squeeze(0)
+
+
+def _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend):
+    """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves."""
+    check_tensors(x, weight, bias)
+    geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
+    if x.dtype != torch.float32 or autocasts(x.device):
+        return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
+    x4 = x if x.dim() == 4 else x.unsqueeze(0)
+    settings = geometry.stride, geometry.padding, geometry.output_padding, constants.add_value, constants.scale
+    y = ops.layer(x4, weight, bias, *settings, precision, backend)
     return y if x.dim() == 4 else y.squeeze(0)
 
 
@@ -59,7 +86,7 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
 
 def _one_pass_backend(x):
     """The backend whose ``activate`` serves x, or None."""
-    if x.dtype != torch.float32 or needs_grad(x):
+    if x.dtype != torch.float32 or needs_grad(x) or is_transformed():
         return None
     if x.device.type == "cpu":
         return backend_cpu

@@ -129,7 +129,7 @@ class Problem:
     device: torch.device
     precision: str
     by_flags: bool  # precision was left to PyTorch's flags
-    needs_grad: bool
+    transformed: bool  # in forward mode, or under torch.func: every operation must be torch's
     autocast: bool
 
     @classmethod
@@ -143,7 +143,6 @@ class Problem:
                 raise ValueError(f"x must have a {name} of at least 1, got {size}")
             if axis.output_size(size) < 1:
                 raise ValueError(f"the output {name} must be at least 1, got {axis.output_size(size)} from {size} with {axis}")
-        tensors = [t for t in (x, weight, bias) if t is not None]
         return cls(
             geometry,
             batch,
@@ -155,16 +154,19 @@ class Problem:
             x.device,
             precision=resolve_precision(precision, x.device),
             by_flags=precision is None,
-            needs_grad=needs_grad(*tensors),
-            autocast=_autocasts(x.device),
+            transformed=is_transformed(),
+            autocast=autocasts(x.device),
         )
 
     def plain_fp32(self) -> tuple[bool, str]:
-        """Whether this is fp32 inference, as the fused kernels compute it, and if not, why."""
+        """Whether this is fp32 without autocast or transforms, as the fused kernels compute it, and if not, why."""
         if self.dtype != torch.float32:
             return False, f"x is {self.dtype}, not torch.float32"
-        if self.needs_grad:
-            return False, "gradients are needed, and only the forward is fused (torch.no_grad() turns them off)"
+        if self.transformed:
+            return (
+                False,
+                "it is differentiated in forward mode or transformed by torch.func, which only torch's own operations can be",
+            )
         if self.autocast:
             return False, "autocast is on"
         return True, ""
@@ -180,14 +182,17 @@ class Problem:
         return self.batch, self.out_channels, rows.output_size(self.height), cols.output_size(self.width)
 
 
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or a ``torch.func`` transform must see every operation."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
 def needs_grad(*tensors) -> bool:
-    """Whether autograd must see every operation: in reverse, in forward mode, or under a ``torch.func`` transform."""
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    """Whether reverse-mode autograd must see an operation on these tensors, of which some may be None."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _autocasts(device) -> bool:
+def autocasts(device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
@@ -222,7 +227,7 @@ def check_tensors(x, weight, bias):
     for name, value in named.items():
         check_float_tensor(name, value)
     for name, value in named.items():
-        if value.dtype != x.dtype and not _autocasts(x.device):
+        if value.dtype != x.dtype and not autocasts(x.device):
             raise TypeError(f"{name} must have x's dtype {x.dtype}, got {value.dtype}")
         if value.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")

@@ -28,6 +28,14 @@ def mish_add_hardtanh_scale(z, constants: Constants):
     return F.hardtanh(F.mish(z) + constants.add_value, constants.min_val, constants.max_val) * constants.scale
 
 
+def activate_backward(z, gy, constants: Constants):
+    """The gradient of ``mish_add_hardtanh_scale`` at ``z`` from ``gy`` at its result."""
+    inside = torch.ops.aten.hardtanh_backward(
+        gy * constants.scale, F.mish(z) + constants.add_value, constants.min_val, constants.max_val
+    )
+    return torch.ops.aten.mish_backward(inside, z)
+
+
 @contextmanager
 def convolution_precision(precision, device):
     """Let cuDNN's convolutions compute in ``precision`` meanwhile; touches the flag only if it must change."""

@@ -11,6 +11,9 @@ spread (root mean square), 50 times the bound at 144 terms.
 *Epilogue.* mish'(v) <= 1.09 and hardtanh' <= 1 carry the convolution's error on. exp(v) loses |v| * u
 relative where v < 0 (the argument of exp2 is rounded), a handful of operations a few u each. Below
 2^-126 a result may be flushed to zero.
+
+*Gradient.* mish'(v) = tanh(softplus(v)) + v * (its derivative): each summand loses |v| * u relative where
+v < 0, and 16 u in all the operations. Which side of the clamp v lies on, the fp32 forward decides.
 """
 
 import torch
@@ -22,6 +25,7 @@ U = 2.0**-24
 TF32_U = 2.0**-11
 MISH_SLOPE = 1.09
 TINY = 1024 * 2.0**-126
+BARE = Constants(0.0, 1.0, float("-inf"), float("inf"))  # mish alone
 CHUNK = 2**26  # outputs compared at a time: the benchmark's 5e8 float64 values and bounds need not fit together
 
 
@@ -54,6 +58,34 @@ def check_epilogue(y, v, constants: Constants):
     for part in range(0, v.numel(), CHUNK):
         v64 = flat_v[part : part + CHUNK].double()
         _check(flat_y[part : part + CHUNK], v64, torch.zeros_like(v64), constants)
+
+
+def check_epilogue_gradient(g, z, gy, clamped, constants: Constants):
+    """Assert that ``g`` is the epilogue's gradient at fp32 ``z`` from ``gy``, value by value; any shape.
+
+    ``clamped`` is the forward's result at ``z`` with scale 1: where it stands at a bound the gradient is exactly 0.
+    NaN and infinities must be float64's, but 0 times infinity may be NaN where mish' is below fp32.
+    """
+    assert g.shape == z.shape == gy.shape == clamped.shape and g.dtype == torch.float32
+    low, high = (torch.tensor(bound, dtype=torch.float32).item() for bound in (constants.min_val, constants.max_val))
+    outside = (clamped <= low) | (clamped >= high)
+    assert (g[outside & z.isfinite()] == 0).all(), "a gradient where the output is at the clamp's bound"
+
+    z64, gy64 = z.double(), gy.double()
+    mish, slope = torch.nn.functional.mish(z64), _gradient(z64, torch.ones_like(z64), BARE)
+    tanh = torch.tanh(torch.nn.functional.softplus(z64))
+    value = mish + constants.add_value
+    slope_bound = U * (16 - z64.clamp(-150, 0)) * (tanh + (slope - tanh).abs()) + TINY
+    value_bound = U * (8 - z64.clamp(-150, 0)) * mish.abs() + 4 * U * (abs(constants.add_value) + value.abs()) + TINY
+    edge = (((value - low).abs() <= value_bound) | ((value - high).abs() <= value_bound)) & z.isfinite()
+    unclamped = _gradient(z64, gy64, constants._replace(min_val=float("-inf"), max_val=float("inf")))
+    want = torch.where(edge, unclamped.masked_fill(outside, 0), _gradient(z64, gy64, constants))
+
+    bound = (gy64 * constants.scale).abs() * slope_bound + 4 * U * want.abs() + TINY
+    same = torch.where(want.isfinite(), (g - want).abs() <= bound.nan_to_num(0), (g == want) | (g.isnan() & want.isnan()))
+    good = same | (g.isnan() & want.isinf() & (slope.abs() < TINY))
+    first = {name: t[~good][:5].tolist() for name, t in {"z": z, "gy": gy, "got": g, "want": want}.items()}
+    assert good.all(), f"{(~good).sum()} of {good.numel()} values wrong; the first: {first}"
 
 
 def pre_activation(x, weight, bias, geometry):
@@ -110,3 +142,10 @@ def _epilogue_bound(pre, mish, want, pre_error, constants):
     limit = max(abs(constants.min_val), abs(constants.max_val)) + abs(constants.add_value)
     rounding = U * (8 - pre.clamp(-150, 0)) * mish.abs().clamp(max=limit) + 4 * U * abs(constants.add_value)
     return (MISH_SLOPE * pre_error + rounding + TINY) * scale + 4 * U * want.abs()
+
+
+def _gradient(z, gy, constants):
+    """By autograd, at any dtype."""
+    leaf = z.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(reference.mish_add_hardtanh_scale(leaf, constants), leaf, gy)[0]

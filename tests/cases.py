@@ -137,7 +137,7 @@ def problem(case, device="cpu", **changes):
         device=torch.device(device),
         precision="fp32",
         by_flags=False,
-        needs_grad=False,
+        transformed=False,
         autocast=False,
     )
     return Problem(**fields | changes)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from numba_impl import backend_tiled
-from numba_impl.kernels import hopper, pointwise, split, tiled
+from numba_impl.kernels import hopper, pointwise, pointwise_backward, split, tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Geometry
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
@@ -84,6 +84,19 @@ def ptxas():
 
 def test_pointwise(capability):
     check(pointwise.build(pointwise.Config()), capability)
+
+
+def test_pointwise_backward(capability):
+    """Reads z and gy in 16-byte vectors, and decides on the clamp by the very instructions of the forward."""
+    ptx = check_registers(pointwise_backward.build(pointwise.Config()), capability)
+    assert len(re.findall(LOAD16, ptx)) >= 2 and re.search(STORE16, ptx), "16-byte accesses are missing"
+    assert clamp_arithmetic(ptx) == clamp_arithmetic(pointwise.build(pointwise.Config()).ptx(capability))
+
+
+def clamp_arithmetic(ptx):
+    """The fp32 instructions from the first exponential to mish(z) + add_value, without their registers."""
+    _, start, rest = ptx.partition("ex2.approx")
+    return re.findall(r"^\t(\S+\.f32)\b", (start + rest).partition("fma.rn.f32")[0], re.MULTILINE)
 
 
 @pytest.mark.parametrize(("geometry", "tile"), TILED.values(), ids=TILED)

@@ -1,17 +1,16 @@
-"""The CPU backend's epilogue: its own exp2 against float64, for every kind of value; its chunks and threads."""
+"""The CPU backend's epilogue and its gradient: its own exp2 against float64, for every kind of value; chunks and threads."""
 
 import math
 
 import pytest
 import torch
 
-from numba_impl import backend_cpu
+from numba_impl import backend_cpu, reference
 from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue, check_layer
-from tests.cases import CLAMPED, OPEN, VIEWS, Case, apply
+from tests.accuracy import BARE, check_epilogue, check_epilogue_gradient, check_layer
+from tests.cases import CLAMPED, OPEN, VIEWS, Case, apply, bits
 from tests.test_pointwise import SPECIAL
-
-BARE = Constants(0.0, 1.0, float("-inf"), float("inf"))  # mish alone
+from tests.test_pointwise_backward import CONSTANTS, around_the_bounds, special_pairs
 
 
 def check(x, constants):
@@ -26,8 +25,8 @@ def test_special_values(constants):
 
 def test_every_exponent():
     """All signs and exponents, a thousand drawn mantissas each."""
-    bits = torch.arange(512)[:, None] << 23 | torch.randint(2**23, (512, 1000))
-    check(bits.to(torch.int32).view(torch.float32), BARE)
+    patterns = torch.arange(512)[:, None] << 23 | torch.randint(2**23, (512, 1000))
+    check(patterns.to(torch.int32).view(torch.float32), BARE)
 
 
 @pytest.mark.parametrize("constants", [BARE, CLAMPED], ids=str)
@@ -91,3 +90,67 @@ def test_more_threads_than_numba_has():
         check(torch.randn(1000), OPEN)
     finally:
         torch.set_num_threads(before)
+
+
+def check_backward(z, gy, constants):
+    clamped = backend_cpu.activate(z, torch.empty_like(z), constants._replace(scale=1.0))
+    before, g = gy.clone(), z.clone()
+    assert backend_cpu.activate_backward(g, gy, constants) is g
+    assert torch.equal(bits(gy), bits(before)), "the gradient at the output was written"
+    check_epilogue_gradient(g, z, gy, clamped, constants)
+
+
+@pytest.mark.parametrize("constants", CONSTANTS, ids=str)
+def test_backward_of_special_values(constants):
+    check_backward(*special_pairs("cpu"), constants)
+
+
+@pytest.mark.parametrize("constants", CONSTANTS, ids=str)
+def test_backward_at_the_clamps_bounds(constants):
+    z = around_the_bounds(constants, 10_000)
+    check_backward(z, torch.ones_like(z), constants)
+
+
+@pytest.mark.parametrize("constants", [BARE, CLAMPED], ids=str)
+def test_backward_over_a_dense_sweep(constants):
+    z = torch.cat([torch.linspace(-110, 30, 1_000_001), torch.randn(1_000_000)])
+    check_backward(z, torch.randn(z.shape), constants)
+
+
+def test_backward_of_every_exponent():
+    z = (torch.arange(512)[:, None] << 23 | torch.randint(2**23, (512, 100))).to(torch.int32).view(torch.float32)
+    check_backward(z, torch.ones_like(z), BARE)
+
+
+@pytest.mark.parametrize("specials", [False, True])
+@pytest.mark.parametrize("constants", [OPEN, CLAMPED, Constants(-2.0, 2.0)], ids=str)
+def test_backward_is_torchs(constants, specials):
+    """In fp32: as near to autograd as float64 lets both be, zeros and NaN at the same places."""
+    z, gy = special_pairs("cpu") if specials else (3 * torch.randn(100_000), torch.randn(100_000))
+    kept = (z > -80) | ~z.isfinite()  # below, torch's own mish' is lost in numbers below 2^-126
+    z, gy = z[kept], gy[kept]
+    leaf = z.clone().requires_grad_()
+    reference.mish_add_hardtanh_scale(leaf, constants).backward(gy)
+    g = backend_cpu.activate_backward(z.clone(), gy, constants)
+    torch.testing.assert_close(g, leaf.grad, rtol=2e-5, atol=2e-5, equal_nan=True)
+    assert torch.equal(g == 0, leaf.grad == 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 8, 9, 31, 33, 1000])
+def test_backward_on_threads_writes_nothing_else(size, threads):
+    memory, gy = torch.randn(size + 16), torch.randn(size)
+    before, z = memory.clone(), memory[7 : 7 + size]
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_backward(z, gy, OPEN)
+        backend_cpu.activate_backward(z, gy, OPEN)
+    finally:
+        torch.set_num_threads(torch_threads)
+    assert torch.equal(memory[:7], before[:7]) and torch.equal(memory[7 + size :], before[7 + size :])
+
+
+def test_backward_keeps_memory_order():
+    z, gy = (torch.randn(2, 5, 6, 7).to(memory_format=torch.channels_last) for _ in range(2))
+    check_backward(z, gy, CLAMPED)

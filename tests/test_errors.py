@@ -133,7 +133,6 @@ CASES = [
         ValueError,
         lambda: ModelNumba(**SIZES, backend="cpu").to("meta")(torch.ones(1, 4, 5, 6, device="meta")),
     ),
-    case("backend 'cpu' gradients no_grad", ValueError, layer, torch.ones(1, 4, 5, 6), backend="cpu"),
     case("precision None fp32 tf32 'fp16'", ValueError, layer, precision="fp16"),
     case("precision None fp32 tf32 32", ValueError, function, precision=32),
     # Constants
@@ -174,8 +173,6 @@ def test_bad_input(error, words, call):
             "'tiled' float16",
             lambda: ModelNumba(**SIZES, backend="tiled").cuda().half()(torch.ones(1, 4, 5, 6, device="cuda").half()),
         ),
-        ("'tiled' gradients", lambda: ModelNumba(**SIZES, backend="tiled").cuda()(torch.ones(1, 4, 5, 6, device="cuda"))),
-        ("'composite' gradients", lambda: ModelNumba(**SIZES, backend="composite").cuda()(torch.ones(1, 4, 5, 6, device="cuda"))),
         ("'tiled' tf32", lambda: tf32_by_the_tiled_kernel()),
     ],
 )

@@ -22,7 +22,10 @@ def test_gradients_are_the_eager_chains(backend, device):
             y = function(leaf)
             results.append((y, *torch.autograd.grad(y.sin().sum(), (leaf, module.weight, module.bias))))
     for ours, theirs in zip(*results, strict=True):
-        assert_same(ours, theirs)
+        if backend == "reference":
+            assert_same(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert results[0][1].count_nonzero() > 0
 
 

@@ -1,0 +1,235 @@
+"""The layer as a torch operator: torch's own checks of it, compilation, export, gradients against float64."""
+
+import pytest
+import torch
+from torch import nn
+
+from model_numba import ModelNumba
+from numba_impl import ops, reference
+from numba_impl.problem import Constants
+from tests.accuracy import check_layer
+from tests.cases import SIZES, USUAL, VIEWS, Case, apply, eager, every_device
+
+# What torch and its compiler warn of on their own account.
+TORCH_WARNS = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+CASES = [
+    USUAL,
+    Case((1, 3, 5, 4), 4, 4, 2, 1, bias=False),
+    Case((3, 8, 6, 5), 8, 3, 2, 1, (0, 1)),
+    Case((2, 4, 6, 5), 3, (1, 3), 1),
+]
+
+
+def arguments(case, tensors, precision="fp32", backend=None):
+    geometry = case.geometry
+    return *tensors, geometry.stride, geometry.padding, geometry.output_padding, -0.5, 2.0, precision, backend
+
+
+def leaves(case, device, dtype=torch.float32):
+    return [None if t is None else t.requires_grad_() for t in case.draw(device, dtype)]
+
+
+def float64_gradients(function, tensors, gy):
+    """Of ``function`` at these tensors in float64."""
+    copies = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    return torch.autograd.grad(function(*copies), [t for t in copies if t is not None], gy.double())
+
+
+def chain(case):
+    def function(x, weight, bias):
+        return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, case.geometry), Constants(-0.5, 2.0))
+
+    return function
+
+
+def assert_close_to_float64(got, want):
+    """Relative to the gradient's size; a value at the clamp's edge may fall on either side of it, which few do."""
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == torch.float32
+        assert (ours.double() - theirs).norm() <= 2e-3 * theirs.norm() + 1e-6
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@every_device
+def test_torchs_own_checks(case, device):
+    for tensors in (case.draw(device), leaves(case, device)):
+        torch.library.opcheck(ops.layer, arguments(case, tensors))
+    x, weight, bias = case.draw(device)
+    gy = torch.randn(case.output_shape, device=device)
+    wanted = [True, True, bias is not None]
+    torch.library.opcheck(ops.layer_backward, (gy, *arguments(case, (x, weight, bias))[:-1], wanted))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@every_device
+def test_gradients(case, device):
+    tensors = leaves(case, device)
+    y = apply(*tensors, case)
+    check_layer(y, *tensors, case.geometry, Constants(-0.5, 2.0))
+    gy = torch.randn_like(y)
+    got = torch.autograd.grad(y, [t for t in tensors if t is not None], gy)
+    assert_close_to_float64(got, float64_gradients(chain(case), tensors, gy))
+
+
+def test_gradients_without_kernels(monkeypatch):
+    monkeypatch.setattr(ops, "_gradient_backend", lambda device: reference)
+    test_gradients(USUAL, "cpu")
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@every_device
+def test_gradients_that_arrive_in_any_layout(view, device):
+    tensors = leaves(USUAL, device)
+    y = apply(*tensors, USUAL)
+    gy = view(torch.randn_like(y))
+    if gy.shape == y.shape:
+        assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(USUAL), tensors, gy))
+
+
+@every_device
+def test_an_input_in_any_layout(device):
+    for view in VIEWS.values():
+        x, weight, bias = USUAL.draw(device)
+        tensors = view(x).detach().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
+        y = apply(*tensors, USUAL)
+        gy = torch.randn_like(y)
+        assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(USUAL), tensors, gy))
+
+
+@every_device
+def test_only_what_is_asked_for_is_computed(device, monkeypatch):
+    masks = []
+    plain = torch.ops.aten.convolution_backward
+
+    def watched(*args):
+        masks.append(args[-1])
+        return plain(*args)
+
+    monkeypatch.setattr(torch.ops.aten, "convolution_backward", watched)
+    x, weight, bias = USUAL.draw(device)
+    apply(x.requires_grad_(), weight, bias, USUAL).sum().backward()
+    assert masks == [[True, False, False]] and weight.grad is None and bias.grad is None
+
+
+@every_device
+def test_the_gradient_is_zero_at_either_bound(device):
+    x, weight, bias = USUAL.draw(device)
+    for shift in (-50.0, 50.0):
+        b = torch.full_like(bias, shift).requires_grad_()
+        apply(x, weight, b, USUAL, add_value=-2.0).sum().backward()
+        assert (b.grad == 0).all()
+
+
+@every_device
+def test_changing_an_input_before_backward_raises(device):
+    for changed in range(2):
+        tensors = USUAL.draw(device)
+        tensors[1].requires_grad_()
+        version = tensors[0]._version
+        y = apply(*tensors, USUAL)
+        assert tensors[0]._version == version
+        with torch.no_grad():
+            tensors[changed].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@every_device
+def test_double_backward_is_a_clear_error(device):
+    x, weight, bias = USUAL.draw(device)
+    (gradient,) = torch.autograd.grad(apply(x.requires_grad_(), weight, bias, USUAL).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="layer_backward"):
+        gradient.sum().backward()
+
+
+@every_device
+def test_a_training_run_follows_the_float64_one(device):
+    torch.manual_seed(1)
+    model = ModelNumba(**SIZES, add_value=-0.5, scale=2, precision="fp32").to(device)
+    exact = nn.ConvTranspose2d(**SIZES).to(device).double()
+    exact.load_state_dict({name.split(".")[1]: value.double() for name, value in model.state_dict().items()})
+    x, target = torch.randn(4, 6, 7, 9, device=device), torch.randn(4, 5, 14, 18, device=device).clamp(-2, 0)
+    steps = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, exact)]
+    losses = []
+    for _ in range(200):
+        pair = []
+        for step, function, dtype in ((steps[0], model, torch.float32), (steps[1], lambda x: eager(x, exact), torch.float64)):
+            step.zero_grad()
+            loss = (function(x.to(dtype)) - target.to(dtype)).square().mean()
+            loss.backward()
+            step.step()
+            pair.append(loss.item())
+        losses.append(pair)
+    ours, theirs = torch.tensor(losses, dtype=torch.float64).T
+    assert theirs[-1] < 0.9 * theirs[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Conv2d(3, 6, 3, padding=1)
+        self.layer = ModelNumba(**SIZES, add_value=-0.5, scale=2, precision="fp32")
+
+    def forward(self, x):
+        return self.layer(torch.relu(self.before(x))) + 1
+
+
+def plain(network, x):
+    return eager(torch.relu(network.before(x)), network.layer.conv_transpose) + 1
+
+
+def marked(function):
+    for mark in TORCH_WARNS:
+        function = mark(function)
+    return function
+
+
+@marked
+@every_device
+def test_compiled_without_a_break(device):
+    torch._dynamo.reset()
+    network = Network().to(device)
+    compiled = torch.compile(network, fullgraph=True, dynamic=True)
+    for batch in (2, 5):
+        x = torch.randn(batch, 3, 7, 9, device=device)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), plain(network, x), rtol=1e-4, atol=1e-4)
+        network.zero_grad()
+        compiled(x).square().sum().backward()
+        got = [p.grad.clone() for p in network.parameters()]
+        network.zero_grad()
+        plain(network, x).square().sum().backward()
+        for ours, theirs in zip(got, (p.grad for p in network.parameters()), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@marked
+@every_device
+def test_export(device):
+    network = Network().to(device)
+    x = torch.randn(4, 3, 7, 9, device=device)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(network, (x,), dynamic_shapes=({0: batch},))
+    assert "numba_impl.layer" in exported.graph_module.code
+    for size in (4, 7):
+        x = torch.randn(size, 3, 7, 9, device=device)
+        with torch.no_grad():
+            torch.testing.assert_close(exported.module()(x), plain(network, x), rtol=1e-4, atol=1e-4)
+
+
+@marked
+@every_device
+def test_compiled_in_other_dtypes_and_under_autocast(device):
+    torch._dynamo.reset()
+    model = ModelNumba(**SIZES, add_value=-0.5, scale=2).to(device).double()
+    x = torch.randn(2, 6, 7, 9, device=device, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), eager(x, model.conv_transpose))
+    model, x = model.float(), x.float()
+    with torch.autocast(device, torch.bfloat16), torch.no_grad():
+        assert torch.compile(model, fullgraph=True)(x).dtype == torch.bfloat16
