@@ -2,6 +2,7 @@
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from numba_impl import epilogue, reference
 from numba_impl.problem import Constants, Problem
 
 CHUNK = 2**20  # values of the pre-activation: 4 MiB; fresh pages for more cost as much as the convolution
+
+# One loop at a time: it has all threads, and not every threading layer of Numba's can be called from two.
+_PARALLEL = threading.Lock()
 
 # 2^f for |f| <= 1/2, highest power first: least-squares fit of relative error 2e-9
 EXP2 = tuple(np.float32(c) for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5.5503286e-2, 2.4022646e-1, 6.9314718e-1, 1.0))
@@ -44,7 +48,7 @@ def images_at_a_time(image) -> int:
 
 def activate(x, y, constants: Constants):
     """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CPU tensors of the same strides, or one tensor."""
-    _on_torchs_threads(_loops().forward, (x, y), constants)
+    _run("forward", (x, y), constants)
     return y
 
 
@@ -53,16 +57,23 @@ def activate_backward(z, gy, constants: Constants):
 
     Dense fp32 CPU tensors of the same strides. 0 at the clamp's bounds and beyond, NaN where z is not finite.
     """
-    _on_torchs_threads(_loops().backward, (z, gy), constants)
+    _run("backward", (z, gy), constants)
     return z
 
 
-def _on_torchs_threads(loop, tensors, constants):
+def _run(name, tensors, constants):
+    """A loop on as many threads as torch uses. On one it starts no thread, which a forked process may not do."""
     import numba
 
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    flat = (t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors)
-    loop(*flat, *map(np.float32, constants))
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    flat = [t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors]
+    numbers = map(np.float32, constants)
+    if threads == 1:
+        getattr(_loops(parallel=False), name)(*flat, *numbers)
+        return
+    with _PARALLEL:
+        numba.set_num_threads(threads)
+        getattr(_loops(parallel=True), name)(*flat, *numbers)
 
 
 class _Loops(NamedTuple):
@@ -73,7 +84,7 @@ class _Loops(NamedTuple):
 
 
 @functools.lru_cache
-def _loops() -> _Loops:
+def _loops(parallel) -> _Loops:
     """Built on first use, since importing Numba takes half a second; each is compiled at its own first call."""
     import numba
 
@@ -106,12 +117,12 @@ def _loops() -> _Loops:
     activate_one = epilogue.build(jit, exp2, reciprocal, minimum, maximum)
     gradient = epilogue.build_backward(jit, exp2, reciprocal)
 
-    @jit(parallel=True)
+    @jit(parallel=parallel)
     def forward(x, y, add_value, scale, low, high):
         for i in numba.prange(x.size):
             y[i] = activate_one(x[i], add_value, scale, low, high)
 
-    @jit(parallel=True)
+    @jit(parallel=parallel)
     def backward(z, gy, add_value, scale, low, high):
         for i in numba.prange(z.size):
             z[i] = gradient(z[i], gy[i], add_value, scale, low, high)
