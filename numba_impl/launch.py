@@ -97,7 +97,9 @@ class Kernel:
         return [scalars.get(kind, torch.Tensor.data_ptr) for kind in _flat(self.signature.args, types.UniTuple)]
 
     def _load(self, index):
-        """Compile for the current device, once, and load there."""
+        """Compile for the current device, once, and load there; neither can be part of a CUDA graph."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the kernel is not compiled, and cannot be while a CUDA graph is captured: call it once before")
         with self._lock:
             if index not in self._loaded:
                 bounds = (self.threads, self.blocks)

@@ -151,6 +151,16 @@ def test_cuda_graph_capture(backend):
         assert_same(y, model(x))
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_first_call_inside_a_capture_is_a_clear_error():
+    x = torch.randn(1003, device="cuda")
+    config, graph = pointwise.Config(threads=96), torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="call it once before"), torch.cuda.graph(graph):
+        pointwise.launch(x, x, *NUMBERS, config=config)
+    pointwise.launch(x, x, *NUMBERS, config=config)
+    torch.cuda.synchronize()
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("backend", ["tiled", "composite"])
 def test_another_device_than_the_current(backend):
