@@ -2,7 +2,7 @@
 
 import torch
 
-from numba_impl import cuda_support
+from numba_impl import backend_tiled, cuda_support
 from numba_impl.problem import Constants, Geometry, Problem
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
@@ -18,10 +18,7 @@ def supports(problem: Problem):
 
     capability = cuda_support.capability(problem.device)
     if capability != hopper.CAPABILITY:
-        return (
-            False,
-            f"compute capability {capability} of {problem.device} is not {hopper.CAPABILITY}, whose instructions it uses",
-        )
+        return False, f"it uses instructions of compute capability {hopper.CAPABILITY} alone, {problem.device} has {capability}"
     if problem.geometry != Geometry.of(KERNEL, STRIDE, PADDING, problem.geometry.output_padding):
         return False, f"it is for kernel {KERNEL}, stride {STRIDE}, padding {PADDING} alone, not {problem.geometry}"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -42,13 +39,12 @@ def pays(problem: Problem):
     """
     from numba_impl.kernels import hopper, tiles
 
-    if problem.precision != "fp32":
+    tile = backend_tiled.tile_for(problem)
+    if problem.precision != "fp32" or tile is None:
         return True, ""
-    device = torch.cuda.get_device_properties(problem.device)
-    limits = device.multi_processor_count, device.shared_memory_per_block_optin, device.shared_memory_per_multiprocessor
-    tile = tiles.choose(problem.geometry, problem.size, *limits)
-    own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, device.multi_processor_count)
-    other = tiles.cycles(problem.geometry, tile, problem.size, device.multi_processor_count)
+    multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
+    own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
+    other = tiles.cycles(problem.geometry, tile, problem.size, multiprocessors)
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the tiled kernel {other / 1e3:.0f}"
 
 

@@ -32,9 +32,9 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
     x4, problem = describe(x, weight, bias, stride, padding, output_padding, precision)
-    if needs_grad(x, weight, bias) and dispatch.choose(problem, backend)[0] != "reference":
-        geometry = problem.geometry.stride, problem.geometry.padding, problem.geometry.output_padding
-        y = ops.layer(x4, weight, bias, *geometry, constants.add_value, constants.scale, precision, backend)
+    name = dispatch.choose(problem, backend)[0] if needs_grad(x, weight, bias) else "reference"
+    if name != "reference":
+        y = _operator(x4, weight, bias, problem.geometry, constants, precision, name)
     else:
         y = dispatch.run(x4, weight, bias, constants, problem, backend)
     return y if x.dim() == 4 else y.squeeze(0)
@@ -46,10 +46,14 @@ def _traced(x, weight, bias, stride, padding, output_padding, constants, precisi
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
     if x.dtype != torch.float32 or autocasts(x.device):
         return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
-    x4 = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.dim() == 4:
+        return _operator(x, weight, bias, geometry, constants, precision, backend)
+    return _operator(x.unsqueeze(0), weight, bias, geometry, constants, precision, backend).squeeze(0)
+
+
+def _operator(x, weight, bias, geometry, constants, precision, backend):
     settings = geometry.stride, geometry.padding, geometry.output_padding, constants.add_value, constants.scale
-    y = ops.layer(x4, weight, bias, *settings, precision, backend)
-    return y if x.dim() == 4 else y.squeeze(0)
+    return ops.layer(x, weight, bias, *settings, precision, backend)
 
 
 def describe(x, weight, bias, stride, padding, output_padding, precision):

@@ -65,11 +65,21 @@ def conv_precision():
 
 
 @pytest.fixture
-def compiler(monkeypatch):
-    """A Hopper GPU for numba-cuda, which asks for a device whenever it compiles."""
+def compile_for(monkeypatch):
+    """Gives numba-cuda, which asks for a device whenever it compiles, one of a compute capability."""
     import numba.cuda.dispatcher
 
-    monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    def compile_for(capability):
+        device = SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
+
+    return compile_for
+
+
+@pytest.fixture
+def compiler(compile_for):
+    """A Hopper GPU for numba-cuda."""
+    compile_for((9, 0))
 
 
 @pytest.fixture

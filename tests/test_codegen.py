@@ -7,7 +7,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,12 +29,9 @@ TILED = {
 
 
 @pytest.fixture(params=GPUS, ids=lambda cc: "sm_" + "".join(map(str, cc)))
-def capability(request, monkeypatch):
-    """A compute capability, and a device of it for numba-cuda, which asks for one whenever it compiles."""
-    import numba.cuda.dispatcher
-
-    device = SimpleNamespace(compute_capability=request.param)
-    monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
+def capability(request, compile_for):
+    """A compute capability, for which numba-cuda compiles."""
+    compile_for(request.param)
     return request.param
 
 

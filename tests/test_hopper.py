@@ -11,18 +11,12 @@ from model_numba import ModelNumba
 from numba_impl import reference
 from numba_impl.kernels import hopper, split
 from numba_impl.problem import Constants
-from tests.accuracy import check_layer, pre_activation
+from tests.accuracy import BARE, check_layer, pre_activation
 from tests.cases import BENCHMARK, CLAMPED, OPEN, VIEWS, Case, Guarded, apply, bits, eager
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != hopper.CAPABILITY, reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 TERMS = {"fp32": 3, "tf32": 1}
-PLAIN = Constants(0.0, 1.0, float("-inf"), float("inf"))  # nothing added that would hide the error of small results
 both_precisions = pytest.mark.parametrize("precision", TERMS)
 
 
@@ -219,8 +213,8 @@ def test_tf32_beside_cudnns(scale):
     x, weight, bias = large.draw("cuda")
     x, bias = x * scale, 0 * bias
     with reference.convolution_precision("tf32", x.device):
-        cudnn = reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, large.geometry), PLAIN).double()
-    y = run(large, x, weight, bias, PLAIN, "tf32")
+        cudnn = reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, large.geometry), BARE).double()
+    y = run(large, x, weight, bias, BARE, "tf32")
     assert (y - cudnn).norm() <= 2e-6 * cudnn.norm()
 
 

@@ -7,7 +7,7 @@ from numba.cuda import types
 
 from numba_impl.kernels import plain
 from numba_impl.launch import Kernel
-from tests.accuracy import check_layer
+from tests.accuracy import check_layer, to_tf32
 from tests.cases import OPEN, Case, Guarded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.simulator]
@@ -89,6 +89,6 @@ def test_any_scale(kernel_device):
 def test_tf32_rounds_its_operands(kernel_device):
     case = CASES[0]
     x, weight, bias = case.draw(kernel_device)
-    rounded = [(t.view(torch.int32) + 0xFFF + (t.view(torch.int32) >> 13 & 1) & ~0x1FFF).view(torch.float32) for t in (x, weight)]
+    rounded = to_tf32(x), to_tf32(weight)
     assert torch.equal(run(case, x, weight, bias, tf32=True), run(case, *rounded, bias))
     assert not torch.equal(run(case, x, weight, bias, tf32=True), run(case, x, weight, bias))

@@ -27,11 +27,11 @@ def is_strict(y, case, x, weight, bias):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["hopper", "tiled", "composite", "reference", None])
 @pytest.mark.parametrize("flag", ["tf32", "ieee"])
-def test_fp32_is_strict_whatever_the_flag(flag, backend, large, conv_precision):
+def test_fp32_is_strict_whatever_the_flag(flag, backend, large, conv_precision, request):
     conv_precision(flag)
     case, *tensors = large
-    if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
+    if backend == "hopper":
+        request.getfixturevalue("hopper")  # skips on other GPUs
     assert is_strict(apply(*tensors, case, precision="fp32", backend=backend), case, *tensors)
     assert torch.backends.cudnn.conv.fp32_precision == flag
 

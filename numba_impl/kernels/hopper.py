@@ -181,8 +181,9 @@ def build(config: Config) -> Kernel:
             ptx.prefetch(at + channel * plane + (AHEAD * int64(width) + line) * 4, ahead)
 
     @device
-    def row_range(values, beside, largest, stats, warp, lane):
+    def row_range(values, beside, stats, warp, lane):
         """(largest, smallest) over the row's pixels of a pixel's largest |x|, as bits; zero pixels do not count below."""
+        largest = cuda.local.array(4, float32)
         for j in range(4):
             largest[j] = float32(0)
         measure_all(values, largest)
@@ -204,7 +205,6 @@ def build(config: Config) -> Kernel:
     def produce(x, base, thread, cell, first, last, height, width):
         fewer_registers()
         values, beside = cuda.local.array(COUNT, float32), cuda.local.array(2, float32)
-        largest = cuda.local.array(4, float32)
         lane, warp = int32(thread % 32), int32(thread // 32)
         pixel, half = int32(16 * warp + lane % 16), int32(lane // 16)
         at_pixel = int32(base + RING + pixel_offset(pixel) + half * 16 * STEPS)
@@ -218,7 +218,7 @@ def build(config: Config) -> Kernel:
         load, left, shift = int32(0), int32(last - first), int32(scaling.FIRST)
         while left > 0:
             load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane)
-            high, low = row_range(values, beside, largest, base + STATISTICS + (load & 1) * 32, warp, lane)
+            high, low = row_range(values, beside, base + STATISTICS + (load & 1) * 32, warp, lane)
             shift = int32(choose_scale(shift, high, low))
             scale = ptx.from_bits(int32((127 + shift) << 23))
             slot, phase = place(load)

@@ -27,7 +27,7 @@ def shapes(in_channels, out_channels):
 
 def outputs(weight):
     """Empty (packed, factors) for a weight tensor, on its device."""
-    packed, factors = (shapes(*weight.shape[:2])[name] for name in ("packed", "factors"))
+    packed, factors = shapes(*weight.shape[:2]).values()
     return torch.empty(packed, dtype=torch.int32, device=weight.device), torch.empty(factors, device=weight.device)
 
 
