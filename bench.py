@@ -2,6 +2,7 @@
 
 python bench.py                                      the benchmark shape on a GPU, a smaller one on a CPU
 python bench.py --suite --json RUN.json              five shapes, and keep the figures
+python bench.py --train                              forward and backward, instead of the forward alone
 python bench.py --load RUN.json --markdown           the tables of a kept run
 python bench.py --load RUN.json --plot RUN.png       and its plot
 """
@@ -59,7 +60,8 @@ def measure(args, device) -> Run:
     run = Run(command, args.seed, timer.method, machine.machine(device), machine.versions(), [])
     print(report.header(run), flush=True)
     for case in args.cases:
-        run.tables.append(tables.measure(case, args.seed, args.precisions, args.backends, not args.quick, timer))
+        options = args.precisions, args.backends, not args.quick, args.train
+        run.tables.append(tables.measure(case, args.seed, *options, timer))
     return run
 
 
@@ -89,6 +91,7 @@ def parse(argv=None):
     add("--backends", metavar="A,B", help=f"rows of ours, of {', '.join(tables.NAMES)}; default: all that serve, less reference")
     add("--precision", choices=(*PRECISIONS, "both"), default="both", help="default: both; a CPU has fp32 alone")
     add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
+    add("--train", action="store_true", help="time the forward and the gradients of x, weight and bias")
     add("--graphs", action="store_true", help="time replays of a CUDA graph, where host time hides a small kernel's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
@@ -119,6 +122,8 @@ def parse(argv=None):
         parser.error(f"--device must be cpu or cuda, got {args.device}")
     if device.type == "cpu" and args.precision == "tf32":
         parser.error("--precision tf32: a CPU has fp32 alone")
+    if args.graphs and args.train:
+        parser.error("--graphs: it is for the forward alone, not for --train")
     if device.type == "cpu" and args.graphs:
         parser.error("--graphs: a CPU has no CUDA graphs")
     if args.precision == "both":

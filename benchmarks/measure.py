@@ -21,12 +21,21 @@ class WrongResult(Exception):
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """``gy``, y's [N, C_out, H_out, W_out] in fp32, and the ``exact`` ones of (x, weight, bias) from it, in float64."""
+
+    gy: torch.Tensor
+    exact: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Work:
-    """A case with its tensors on a device."""
+    """A case with its tensors on a device; ``gradients``: None where the forward alone is timed."""
 
     case: Case
     conv: nn.ConvTranspose2d
     x: torch.Tensor
+    gradients: Gradients | None = None
 
     @classmethod
     def draw(cls, case: Case, device, seed) -> "Work":
@@ -41,7 +50,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute the layer: ``build(constants)`` gives the function of x that is checked and timed."""
+    """One way to compute the layer: ``build(constants)`` gives the function of x that is checked and timed.
+
+    In training the function is a module, whose parameters are the weight and the bias.
+    """
 
     name: str
     precision: str
@@ -49,8 +61,8 @@ class Contender:
     build: Callable[[Constants], Callable]
     channels_last: bool = False
 
-    def input(self, work: Work):
-        return work.x.contiguous(memory_format=torch.channels_last) if self.channels_last else work.x
+    def laid_out(self, t):
+        return t.contiguous(memory_format=torch.channels_last) if self.channels_last else t
 
 
 @dataclass(frozen=True)
@@ -84,12 +96,22 @@ class Timer:
         return testing.do_bench(function, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="all")
 
 
+def peak_memory(function, device) -> int | None:
+    """Bytes that a call allocates at the most, over what is allocated before it; None on a CPU, which does not tell."""
+    if device.type == "cpu":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def verify(contender: Contender, work: Work):
     """(the call to time, its ``Errors``): the result for all of x, against float64 computed a few images at a time.
 
     Raises ``WrongResult`` beyond the bounds; a peer may be as inexact as TF32 in any precision.
     """
-    x = contender.input(work)
+    x = contender.laid_out(work.x)
     weight, bias = work.conv.weight.double(), work.conv.bias.double()
 
     def exact(images):
@@ -104,7 +126,7 @@ def verify(contender: Contender, work: Work):
 
 def differences(output, unclamped, exact, constants) -> Errors:
     """Of results from float64; ``exact(images)`` is the pre-activation of a slice of the batch."""
-    images = max(1, SLICE // max(1, output[0].numel()))
+    images = images_at_a_time(output)
     largest, wrong, total = [], [], []
     for first in range(0, output.shape[0], images):
         part = slice(first, first + images)
@@ -117,11 +139,21 @@ def differences(output, unclamped, exact, constants) -> Errors:
     return Errors(torch.stack(largest).max().item(), relative.item())  # both keep NaN
 
 
+def images_at_a_time(output) -> int:
+    """How many images of ``output`` make a slice, at least one."""
+    return max(1, SLICE // max(1, output[0].numel()))
+
+
 def check(name, precision, found: Errors, scale):
     """Raises ``WrongResult`` unless both errors are within the bounds of a precision; NaN is not."""
     for what, error, bound in (
         ("largest output error", found.output, OUTPUT_BOUND[precision] * scale),
         ("unclamped relative L2 error", found.unclamped, UNCLAMPED_BOUND[precision]),
     ):
-        if not error <= bound:
-            raise WrongResult(f"{name} is wrong: {what} {error:.3g}, allowed in {precision} {bound:.3g}")
+        require(name, precision, what, error, bound)
+
+
+def require(name, precision, what, error, bound):
+    """Raises ``WrongResult`` unless an error is within its bound."""
+    if not error <= bound:
+        raise WrongResult(f"{name} is wrong: {what} {error:.3g}, allowed in {precision} {bound:.3g}")

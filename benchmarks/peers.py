@@ -62,9 +62,16 @@ def peers(work: Work, precision, compiled=True) -> list[Contender]:
     found = [_peer("eager", Plain, work, precision, last) for last in formats]
     if compiled:
         found.append(_peer("torch.compile", Plain, work, precision, compiled=True))
-        if work.x.is_cuda and work.case.geometry == PixelShuffle.GEOMETRY:
+        if work.x.is_cuda and not no_pixel_shuffle(work):
             found += [_peer("pixel-shuffle compiled", PixelShuffle, work, precision, last, compiled=True) for last in formats]
     return found
+
+
+def no_pixel_shuffle(work: Work) -> str:
+    """Why the pixel-shuffle rewrite has no row, or nothing."""
+    if work.gradients:
+        return "its weights are not the layer's"
+    return "" if work.case.geometry == PixelShuffle.GEOMETRY else "it is for k3 s2 p1 op1 alone"
 
 
 def _peer(name, module, work, precision, channels_last=False, compiled=False) -> Contender:

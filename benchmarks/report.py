@@ -2,26 +2,43 @@
 
 from benchmarks.results import Row, Run, Table
 
-NUMBERS = ("ms", "± %", "x eager", "x best peer", "GB/s", "TFLOP/s", "% of floor", "max error", "unclamped relL2")
+SPEED = ("ms", "± %", "x eager", "x best peer")
+NUMBERS = (*SPEED, "GB/s", "TFLOP/s", "% of floor", "max error", "unclamped relL2")
+TRAINING = (*SPEED, "peak GiB", "gradient relL2")
 LEGEND = """\
 ms: median; ± %: half of p20 to p80. x eager, x best peer: times as fast, in the same precision. GB/s: x, weights and y
 once each. TFLOP/s: of the parity split, no inserted zeros. % of floor: the time those bytes take at copy_'s rate in this
 run, over the row's. max error: of the output against float64. unclamped relL2: relative L2 error of mish(convolution),
 with no add, clamp or scale to hide it, of compiled peers before compilation. channels_last rows get x in that format,
 converted beforehand."""
+TRAINING_LEGEND = """\
+ms: median of one step, the forward and then the gradients of x, weight and bias; ± %: half of p20 to p80. x eager, x best
+peer: times as fast, in the same precision. peak GiB: allocated at the most during a step, over the inputs, the weights and
+y's gradient. gradient relL2: relative L2 error against float64, the largest of the three gradients. channels_last rows get
+x and y's gradient in that format, converted beforehand."""
+
+
+def columns(table: Table) -> tuple[str, ...]:
+    """The headings of ``numbers``."""
+    return TRAINING if table.training else NUMBERS
 
 
 def numbers(table: Table, row: Row) -> list[str]:
-    """A row's cells under ``NUMBERS``, or why it failed."""
+    """A row's cells under ``columns``, or why it failed."""
     if row.timing is None:
         return [f"failed: {row.failure}"]
     ms, case = row.timing.median, table.case
     eager, peer = table.eager(row.precision), table.best_peer(row.precision)
-    return [
+    speed = [
         f"{ms:.3f}",
         f"{row.timing.spread:.1f}",
         f"{eager / ms:.2f}" if eager else "-",
         f"{peer.timing.median / ms:.2f}" if peer else "-",
+    ]
+    if table.training:
+        return [*speed, "-" if row.memory is None else f"{row.memory / 2**30:.3g}", f"{row.errors.gradient:.1e}"]
+    return [
+        *speed,
         f"{case.bytes / ms / 1e6:.1f}",
         f"{case.flop / ms / 1e9:.3g}",
         f"{100 * table.floor / ms:.1f}",
@@ -32,7 +49,7 @@ def numbers(table: Table, row: Row) -> list[str]:
 
 def grid_of(table: Table) -> list[list[str]]:
     """Heading and rows."""
-    return [["", "precision", *NUMBERS], *([row.name, row.precision, *numbers(table, row)] for row in table.rows)]
+    return [["", "precision", *columns(table)], *([row.name, row.precision, *numbers(table, row)] for row in table.rows)]
 
 
 def summary(run: Run) -> list[list[str]]:
@@ -41,7 +58,7 @@ def summary(run: Run) -> list[list[str]]:
     for table in run.tables:
         for row in table.rows:
             if row.name.startswith("ModelNumba"):
-                cells = dict(zip(NUMBERS, numbers(table, row), strict=False))
+                cells = dict(zip(columns(table), numbers(table, row), strict=False))
                 grid.append([str(table.case), row.precision, row.name, *(cells.get(name, "-") for name in grid[0][3:])])
     return grid if len(run.tables) > 1 and len(grid) > 1 else []
 
@@ -51,8 +68,8 @@ def sentences(table: Table) -> list[str]:
     case, copy = table.case, table.copy.median
     rate = 2 * case.output_bytes / copy / 1e6
     lines = [
-        f"{case.bytes / 1e6:.4g} MB and {case.flop / 1e9:.4g} GFLOP; copy_ of the output takes {copy:.3f} ms ({rate:.1f} GB/s), "
-        f"so the byte floor is {table.floor:.3f} ms."
+        f"{table.bytes / 1e6:.4g} MB and {table.flop / 1e9:.4g} GFLOP; "
+        f"copy_ of the output takes {copy:.3f} ms ({rate:.1f} GB/s), so the byte floor is {table.floor:.3f} ms."
     ]
     row = table.pointwise
     if row and row.failure:
@@ -74,9 +91,9 @@ def header(run: Run) -> str:
 
 def text(run: Run) -> str:
     """Every table, for a terminal."""
-    parts = [LEGEND]
+    parts = [TRAINING_LEGEND if any(table.training for table in run.tables) else LEGEND]
     for table in run.tables:
-        parts.append("\n".join([f"{table.case}, on {table.device}", *aligned(grid_of(table)), *sentences(table)]))
+        parts.append("\n".join([f"{table.title}, on {table.device}", *aligned(grid_of(table)), *sentences(table)]))
     if lines := summary(run):
         parts.append("\n".join(["Summary", *aligned(lines)]))
     return "\n\n".join(parts)
@@ -106,7 +123,7 @@ def markdown(run: Run) -> str:
     for table in run.tables:
         bold = {row.name for row in table.rows if row.ours}
         rows = [[f"**{row[0]}**" if row[0] in bold else row[0], *row[1:]] for row in grid_of(table)]
-        parts += [f"**{table.case}**", piped(rows), " ".join(sentences(table))]
+        parts += [f"**{table.title}**", piped(rows), " ".join(sentences(table))]
     if lines := summary(run):
         parts += ["**Summary**", piped(lines)]
     return "\n\n".join(parts)
@@ -156,7 +173,7 @@ def _panel(axes, table: Table):
     axes.margins(x=0.1)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("ms")
-    axes.set_title(f"{table.case} ({table.device})", fontsize=9, loc="left")
+    axes.set_title(f"{table.title} ({table.device})", fontsize=9, loc="left")
 
 
 def _look(ours, precision) -> dict:

@@ -80,15 +80,24 @@ class Timing:
 
 @dataclass(frozen=True)
 class Errors:
-    """Against float64: the output's largest absolute error, and the relative L2 error before add, clamp and scale."""
+    """Against float64. Forward: the output's largest absolute error, and the relative L2 error before add, clamp and scale.
 
-    output: float
-    unclamped: float
+    Training: the largest relative L2 error of any gradient.
+    """
+
+    output: float | None = None
+    unclamped: float | None = None
+    gradient: float | None = None
+
+    def __str__(self):
+        if self.gradient is not None:
+            return f"gradient {self.gradient:.1e}"
+        return f"max error {self.output:.1e}, unclamped {self.unclamped:.1e}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute the layer. A failed one has no timing, and says why."""
+    """One way to compute the layer. A failed one has no timing, and says why. ``memory``: bytes at a call's peak, on a GPU."""
 
     name: str
     precision: str
@@ -96,11 +105,12 @@ class Row:
     errors: Errors | None = None
     timing: Timing | None = None
     failure: str = ""
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """One case: its rows, and the copies and the pointwise kernel timed on its output."""
+    """One case: its rows, and the copies and, of the forward alone, the pointwise kernel timed on its output."""
 
     case: Case
     device: str
@@ -108,11 +118,26 @@ class Table:
     rows: list[Row]
     pointwise: Row | None = None
     notes: list[str] = field(default_factory=list)
+    training: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.case}" + ", forward and backward" * self.training
+
+    @property
+    def bytes(self) -> int:
+        """Training reads x, weight and bias twice and writes their gradients; it writes y and reads its gradient."""
+        return 3 * self.case.bytes - self.case.output_bytes if self.training else self.case.bytes
+
+    @property
+    def flop(self) -> int:
+        """Training has three convolutions: the layer's, and those of the gradients of x and of weight."""
+        return 3 * self.case.flop if self.training else self.case.flop
 
     @property
     def floor(self) -> float:
-        """Milliseconds that the case's bytes take at the rate of ``copy_``, which reads and writes the output."""
-        return self.copy.median * self.case.bytes / (2 * self.case.output_bytes)
+        """Milliseconds that the table's bytes take at the rate of ``copy_``, which reads and writes the output."""
+        return self.copy.median * self.bytes / (2 * self.case.output_bytes)
 
     def timed(self, precision) -> list[Row]:
         return [row for row in self.rows if row.timing and row.precision == precision]

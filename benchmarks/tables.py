@@ -1,11 +1,12 @@
 """One case: every row checked, then timed."""
 
+import dataclasses
 import functools
 
 import torch
 
-from benchmarks import machine, peers
-from benchmarks.measure import UNCLAMPED, Contender, Timer, Work, WrongResult, check, differences, verify
+from benchmarks import machine, peers, training
+from benchmarks.measure import UNCLAMPED, Contender, Timer, Work, WrongResult, check, differences, peak_memory, verify
 from benchmarks.results import Case, Row, Table
 from model_numba import ModelNumba
 from numba_impl import dispatch, functional, reference
@@ -23,11 +24,13 @@ def say(line):
     print(line, flush=True)
 
 
-def measure(case: Case, seed, precisions, backends, compiled, timer: Timer) -> Table:
+def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Timer) -> Table:
     """A case's table. Raises ``WrongResult`` before anything is timed if a result of ours is wrong."""
     say(f"\n{case}")
     device = timer.device
     work = Work.draw(case, device, seed)
+    if trained:
+        work = dataclasses.replace(work, gradients=training.draw(work))
     contenders, notes = [], []
     for precision in precisions:
         mine, declined = ours(work, precision, backends)
@@ -37,12 +40,12 @@ def measure(case: Case, seed, precisions, backends, compiled, timer: Timer) -> T
         raise NothingToTime("; ".join(notes))
     if not compiled:
         notes.append("torch.compile: --quick has no time for it")
-    elif device.type == "cuda" and case.geometry != peers.PixelShuffle.GEOMETRY:
-        notes.append("the pixel-shuffle rewrite: it is for k3 s2 p1 op1 alone")
+    elif device.type == "cuda" and (reason := peers.no_pixel_shuffle(work)):
+        notes.append(f"the pixel-shuffle rewrite: {reason}")
     checked = {contender: prepare(contender, work) for contender in contenders if contender.ours}
-    copy, pointwise = measure_pointwise(work, timer)
+    copy, pointwise = (time_copy(work.gradients.gy, timer), None) if trained else measure_pointwise(work, timer)
     rows = [measure_row(contender, work, timer, checked.get(contender)) for contender in contenders]
-    return Table(case, machine.name(device), copy, rows, pointwise, list(dict.fromkeys(notes)))
+    return Table(case, machine.name(device), copy, rows, pointwise, list(dict.fromkeys(notes)), trained)
 
 
 def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) -> Row:
@@ -51,19 +54,20 @@ def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) ->
     if isinstance(checked, Row):
         return checked
     call, errors = checked
-    timing = attempt(contender, work, lambda: timer(call))
-    if isinstance(timing, Row):
-        return timing
+    measured = attempt(contender, work, lambda: (timer(call), peak_memory(call, timer.device)))
+    if isinstance(measured, Row):
+        return measured
+    timing, memory = measured
     say(f"  {contender.name}, {contender.precision}: {timing.median:.3f} ms")
-    return Row(contender.name, contender.precision, contender.ours, errors, timing)
+    return Row(contender.name, contender.precision, contender.ours, errors, timing, memory=memory)
 
 
 def prepare(contender: Contender, work: Work):
     """(the call to time, its errors) of a contender that passes its check, or its failed Row."""
-    checked = attempt(contender, work, lambda: verify(contender, work))
+    check_it = training.verify if work.gradients else verify
+    checked = attempt(contender, work, lambda: check_it(contender, work))
     if not isinstance(checked, Row):
-        errors = checked[1]
-        say(f"  {contender.name}, {contender.precision}: max error {errors.output:.1e}, unclamped {errors.unclamped:.1e}")
+        say(f"  {contender.name}, {contender.precision}: {checked[1]}")
     return checked
 
 
@@ -90,7 +94,6 @@ def measure_pointwise(work: Work, timer: Timer):
     name, constants = "pointwise kernel in place", work.constants
     z = torch.randn(work.case.output_shape, device=work.x.device)
     copy = time_copy(z, timer)
-    say(f"  copy_ of the output: {copy.median:.3f} ms")
     try:
         output, unclamped = (activate(z.clone(), c) for c in (constants, UNCLAMPED))
         errors = differences(output, unclamped, lambda images: z[images].double(), constants)
@@ -106,7 +109,9 @@ def measure_pointwise(work: Work, timer: Timer):
 
 def time_copy(z, timer: Timer):
     target = torch.empty_like(z)
-    return timer(lambda: target.copy_(z))
+    copy = timer(lambda: target.copy_(z))
+    say(f"  copy_ of the output: {copy.median:.3f} ms")
+    return copy
 
 
 def activate(z, constants):
@@ -117,15 +122,16 @@ def ours(work: Work, precision, names):
     """(contenders of ours in a precision, notes on those that cannot serve)."""
     conv, x = work.conv, work.x
     _, problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, precision)
+    build_forced = build_model if work.gradients else build_backend
     found, notes = [], []
     for name in names:
         if name == MODEL:
-            name, build = f"ModelNumba ({dispatch.choose(problem)[0]})", functools.partial(build_model, work, problem)
+            name, build = f"ModelNumba ({dispatch.choose(problem)[0]})", functools.partial(build_model, work, problem, None)
             found.append(Contender(name, precision, True, build))
             continue
         ok, reason = dispatch.BACKENDS[name].supports(problem)
         if ok:
-            found.append(Contender(f"backend {name}", precision, True, functools.partial(build_backend, work, problem, name)))
+            found.append(Contender(f"backend {name}", precision, True, functools.partial(build_forced, work, problem, name)))
         else:
             notes.append(f"backend {name}: {reason}")
     return found, notes
@@ -136,7 +142,7 @@ def build_backend(work, problem, name, constants):
     return lambda x: dispatch.run(x, weight, bias, constants, problem, name)
 
 
-def build_model(work, problem, constants):
+def build_model(work, problem, name, constants):
     if constants != work.constants:  # the module has no clamp to lift; what it calls has
-        return build_backend(work, problem, None, constants)
-    return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=problem.precision)
+        return build_backend(work, problem, name, constants)
+    return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=problem.precision, backend=name)
