@@ -3,9 +3,9 @@
 import torch
 
 from numba_impl import backend_tiled, cuda_support
-from numba_impl.problem import Constants, Geometry, Problem
+from numba_impl.problem import Constants, Problem
 
-KERNEL, STRIDE, PADDING = 3, 2, 1
+AXIS = 3, 2, 1  # kernel, stride, padding
 # Cells times input channels from which cuDNN uses TF32 where it may, for less than 16 channels and for more (cuDNN 9.19, H200).
 TF32_WORK = 2**21, 2**18
 
@@ -19,8 +19,8 @@ def supports(problem: Problem):
     capability = cuda_support.capability(problem.device)
     if capability != hopper.CAPABILITY:
         return False, f"it uses instructions of compute capability {hopper.CAPABILITY} alone, {problem.device} has {capability}"
-    if problem.geometry != Geometry.of(KERNEL, STRIDE, PADDING, problem.geometry.output_padding):
-        return False, f"it is for kernel {KERNEL}, stride {STRIDE}, padding {PADDING} alone, not {problem.geometry}"
+    if any((axis.kernel_size, axis.stride, axis.padding) != AXIS for axis in (problem.geometry.rows, problem.geometry.cols)):
+        return False, f"it is for kernel {AXIS[0]}, stride {AXIS[1]}, padding {AXIS[2]} alone, not {problem.geometry}"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
         if channels % 8 or channels > hopper.MAX_CHANNELS:
             return False, f"it is for multiples of 8 up to {hopper.MAX_CHANNELS} channels, not {channels} {name}"
@@ -65,7 +65,7 @@ def config(problem: Problem):
     return hopper.Config(problem.in_channels, problem.out_channels, terms(problem), vector=1)
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem):
+def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     from numba_impl.kernels import hopper, split
 
     packed, factors = split.outputs(weight)
@@ -73,5 +73,7 @@ def run(x, weight, bias, constants: Constants, problem: Problem):
     split.launch(weight, packed, factors)
     bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
     out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    hopper.launch(x.contiguous(), packed, factors, weight, bias, out, terms(problem), *constants)
+    hopper.launch(
+        x.contiguous(), packed, factors, weight, bias, out, terms(problem), *constants, gy=None if gy is None else gy.contiguous()
+    )
     return out

@@ -1,6 +1,9 @@
 """What several files share: sizes, backends, kinds of tensor, and the layer called one way."""
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +16,13 @@ from numba_impl.problem import Constants, Geometry, Problem
 # hardtanh's bounds: as in the layer, and open, so that no error hides behind a clamp.
 CLAMPED = Constants(add_value=-0.5, scale=2.0)
 OPEN = Constants(add_value=-0.5, scale=2.0, min_val=float("-inf"), max_val=float("inf"))
+# Bounds that fp32 holds, so that mish(z) + add_value meets either exactly for some z.
+MET = Constants(add_value=0.125, scale=-0.7, min_val=-0.125, max_val=0.875)
 
 GUARD, SENTINEL = 64, 12345.678
+
+# Environment in which a script, wherever it is, imports what the tests do.
+IMPORTS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
 
 
 @dataclass(frozen=True)

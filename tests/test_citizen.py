@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from model_numba import ModelNumba
 from numba_impl import reference
-from tests.cases import SIZES, assert_same, bits, eager, every_device
+from tests.cases import IMPORTS, SIZES, assert_same, bits, eager, every_device
 
-ROOT = Path(__file__).parent.parent
 SECONDS = 60  # a process that takes longer hangs
 SHAPE = (2, 6, 7, 9)
 
@@ -181,7 +179,7 @@ def run_script(folder, text, *arguments, flags=()):
     script = folder / "script.py"
     script.write_text(text)
     command = [sys.executable, *flags, str(script), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | IMPORTS
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 

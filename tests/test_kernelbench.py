@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases import BENCHMARK, every_device
+from tests.cases import BENCHMARK, IMPORTS, every_device
 
 ROOT = Path(__file__).parent.parent
 ARGUMENTS = (64, 64, 3, 2, 1, 1, 0.5, 2)
@@ -115,7 +115,7 @@ def without_caches(folder):
     """Environment whose caches and home lie below a regular file, where not even root can write."""
     (folder / "file").write_text("")
     places = ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH")
-    return os.environ | dict.fromkeys(places, str(folder / "file" / "nowhere")) | {"PYTHONPATH": str(ROOT)}
+    return os.environ | dict.fromkeys(places, str(folder / "file" / "nowhere")) | IMPORTS
 
 
 @every_device
