@@ -1,4 +1,4 @@
-"""CUDA: torch's convolution, then the pointwise kernel in place on its result; and the epilogue's gradient."""
+"""CUDA: torch's convolution, then a pointwise kernel in place on its result."""
 
 from numba_impl import cuda_support, reference
 from numba_impl.problem import Constants, Problem
@@ -8,10 +8,10 @@ def supports(problem: Problem):
     return cuda_support.serves(problem)
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem):
+def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     with reference.convolution_precision(problem.precision, x.device):
         z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
-    return activate(z, z, constants)
+    return activate(z, z, constants) if gy is None else activate_backward(z, reference.laid_out_as(gy, z), constants)
 
 
 def activate(x, y, constants: Constants):

@@ -27,8 +27,11 @@ def supports(problem: Problem):
     return problem.plain_fp32()
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem):
+def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     """A few images at a time, so that the pre-activation stays in cache and in memory that the allocator keeps."""
+    if gy is not None:
+        z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
+        return activate_backward(z, reference.laid_out_as(gy, z), constants)
     batch, *image = problem.output_shape
     images = images_at_a_time(image)
     if images >= batch or not x.is_contiguous():

@@ -34,7 +34,7 @@ def pays(problem: Problem):
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem):
+def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     from numba_impl.kernels import tiled
 
     tile = tile_for(problem)
@@ -47,6 +47,7 @@ def run(x, weight, bias, constants: Constants, problem: Problem):
         problem.geometry,
         tile,
         *constants,
+        gy=None if gy is None else gy.contiguous(),
     )
     return out
 

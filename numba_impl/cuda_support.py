@@ -26,6 +26,15 @@ def runs_kernels(device) -> tuple[bool, str]:
     return missing is None, missing or ""
 
 
+def record_stream(*tensors):
+    """Keep the memory of tensors, or None, from being given to others until a side stream that is current has used it."""
+    stream = torch.cuda.current_stream(tensors[0].device)
+    if stream != torch.cuda.default_stream(stream.device):
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+
 @functools.lru_cache
 def capability(device):
     return torch.cuda.get_device_capability(device)

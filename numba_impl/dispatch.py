@@ -1,12 +1,13 @@
 """Which backend serves a call: the first in order that can, and that pays.
 
 A backend is a module with ``supports(problem) -> (ok, reason)`` and
-``run(x, weight, bias, constants, problem)``. One that is not always faster than those after it also
+``run(x, weight, bias, constants, problem, gy=None)``, which gives the layer's output, or, from the
+gradient ``gy`` at it, of any strides, that at the pre-activation. One that is not always faster than those after it also
 has ``pays(problem) -> (ok, reason)``, which a forced choice overrules; one that may compute in another
 precision than is permitted has ``precision(problem)``.
 """
 
-from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, reference
+from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, cuda_support, reference
 from numba_impl.problem import Problem
 
 BACKENDS = {
@@ -46,15 +47,24 @@ def choose(problem: Problem, forced=None):
     raise AssertionError("the reference serves every call")
 
 
-def run(x, weight, bias, constants, problem: Problem, forced=None):
+def run(x, weight, bias, constants, problem: Problem, forced=None, gy=None):
     name, _ = choose(problem, forced)
-    return BACKENDS[name].run(x, weight, bias, constants, problem)
+    if problem.device.type == "cuda" and not problem.transformed:
+        cuda_support.record_stream(x, weight, bias, gy)
+    return BACKENDS[name].run(x, weight, bias, constants, problem, gy)
+
+
+def precision(problem: Problem, forced=None) -> str:
+    """In which precision the backend that serves computes."""
+    name, _ = choose(problem, forced)
+    return getattr(BACKENDS[name], "precision", lambda problem: problem.precision)(problem)
 
 
 def explain(problem: Problem, forced=None) -> str:
     """One line for the backend that serves, and one for each that declined."""
     name, declined = choose(problem, forced)
-    precision = getattr(BACKENDS[name], "precision", lambda problem: problem.precision)(problem)
     size = "x".join(map(str, (problem.batch, problem.in_channels, problem.height, problem.width)))
-    lines = [f"{name}: serves {size} -> {'x'.join(map(str, problem.output_shape))} on {problem.device} in {precision}"]
+    lines = [
+        f"{name}: serves {size} -> {'x'.join(map(str, problem.output_shape))} on {problem.device} in {precision(problem, forced)}"
+    ]
     return "\n".join(lines + [f"{other}: declined, {reason}" for other, reason in declined.items()])

@@ -4,6 +4,7 @@ import torch
 
 from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, ops, reference
 from numba_impl.problem import (
+    DEVICES,
     Constants,
     Geometry,
     Problem,
@@ -44,7 +45,7 @@ def _traced(x, weight, bias, stride, padding, output_padding, constants, precisi
     """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves."""
     check_tensors(x, weight, bias)
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
-    if x.dtype != torch.float32 or autocasts(x.device):
+    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocasts(x.device):
         return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
     if x.dim() == 4:
         return _operator(x, weight, bias, geometry, constants, precision, backend)

@@ -4,24 +4,26 @@ The forward runs on whatever backend dispatch chooses and keeps x and the parame
 computes the pre-activation again. Both are in float32; what else is differentiated goes through the eager chain.
 """
 
+import dataclasses
 import functools
 
 import torch
 
-from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, Geometry, Problem, resolve_precision
+from numba_impl import backend_cpu, cuda_support, dispatch, reference
+from numba_impl.problem import Constants, Geometry, Problem
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
-SETTINGS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale, str? precision"
+NUMBERS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale"
+ARGUMENTS = f"{TENSORS}, {NUMBERS}, str? precision, str? backend"
 
 
-@torch.library.custom_op("numba_impl::layer", mutates_args=(), schema=f"({TENSORS}, {SETTINGS}, str? backend) -> Tensor")
+@torch.library.custom_op("numba_impl::layer", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor")
 def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend):
     """hardtanh(mish(conv_transpose2d(x, weight, bias)) + add_value, -1, 1) * scale of a 4-D x; contiguous.
 
     Arguments as of ``functional.conv_transpose2d_mish_add_hardtanh_scale``. Differentiable once by x, weight and bias.
     """
-    problem = Problem.of(x, weight, bias, _geometry(weight, stride, padding, output_padding), precision)
+    problem = _problem(x, weight, bias, stride, padding, output_padding, precision)
     return dispatch.run(x, weight, bias, Constants.of(add_value, scale), problem, backend).contiguous()
 
 
@@ -31,26 +33,28 @@ def _(x, weight, bias, stride, padding, output_padding, *others):
     return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes))
 
 
-BACKWARD = f"(Tensor gy, {TENSORS}, {SETTINGS}, bool[] wanted) -> Tensor[]"
+BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
 
 
 @torch.library.custom_op("numba_impl::layer_backward", mutates_args=(), schema=BACKWARD)
-def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, wanted):
-    """The gradients ``wanted`` of (x, weight, bias), contiguous; convolutions are torch's, in the forward's precision."""
-    geometry, constants = _geometry(weight, stride, padding, output_padding), Constants.of(add_value, scale)
+def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
+    """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions in the forward's precision."""
+    constants, parts = Constants.of(add_value, scale), []
     images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
-    with reference.convolution_precision(resolve_precision(precision, x.device), x.device):
-        parts = [
-            _part_backward(gy_part, x_part, weight, bias, geometry, constants, wanted)
-            for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True)
-        ]
+    for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
+        problem = _problem(x_part, weight, bias, stride, padding, output_padding, precision)
+        with torch.autocast(x.device.type, enabled=False), reference.convolution_precision(problem.precision, x.device):
+            g = dispatch.run(x_part, weight, bias, constants, problem, backend, gy_part)
+            parts.append(_convolution_backward(g, x_part, weight, problem.geometry, wanted))
     joins = _joined, _summed, _summed
     gradients = [join(found) for join, found, wants in zip(joins, zip(*parts, strict=True), wanted, strict=True) if wants]
     return [gradient.contiguous() for gradient in gradients]
 
 
-def _geometry(weight, stride, padding, output_padding):
-    return Geometry.of(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(output_padding))
+def _problem(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
+    """As the operators see it: below autograd's transforms and autocast, whichever are on when they run."""
+    geometry = Geometry.of(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(output_padding))
+    return dataclasses.replace(Problem.of(x, weight, bias, geometry, precision), transformed=False, autocast=False)
 
 
 def _joined(parts):
@@ -61,19 +65,22 @@ def _summed(parts):
     return functools.reduce(torch.add, parts)
 
 
-def _part_backward(gy, x, weight, bias, geometry, constants, wanted):
-    """The gradients of some images, None for those that are not wanted."""
-    z = reference.conv_transpose2d(x, weight, bias, geometry)
-    gy = gy if gy.stride() == z.stride() else torch.empty_like(z).copy_(gy)
-    g = _gradient_backend(x.device).activate_backward(z, gy, constants)
+def _convolution_backward(g, x, weight, geometry, wanted):
+    """The gradients of some images from that at the pre-activation, None for those that are not wanted."""
+    wants_x, wants_weight, wants_bias = wanted
+    gradient_of_bias = None
+    if wants_bias and g.is_contiguous() and cuda_support.runs_kernels(g.device)[0]:
+        from numba_impl.kernels import channel_sum
+
+        gradient_of_bias, wants_bias = channel_sum.launch(g), False
     settings = geometry.stride, geometry.padding, (1, 1), True, geometry.output_padding, 1
-    return torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[1]], *settings, list(wanted))
-
-
-def _gradient_backend(device):
-    if device.type == "cpu":
-        return backend_cpu
-    return backend_composite if cuda_support.runs_kernels(device)[0] else reference
+    mask = [wants_x, wants_weight, wants_bias]
+    found = [None] * 3
+    if any(mask):
+        found = list(torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[1]], *settings, mask))
+    if gradient_of_bias is not None:
+        found[2] = gradient_of_bias
+    return found
 
 
 @layer_backward.register_fake
@@ -83,11 +90,11 @@ def _(gy, x, weight, bias, *settings_and_wanted):
 
 
 def _setup(ctx, inputs, output):
-    x, weight, bias, *settings, precision, _ = inputs
+    x, weight, bias, *numbers, precision, backend = inputs
     if precision is None and not torch.compiler.is_compiling():
-        precision = resolve_precision(None, x.device)
+        precision = dispatch.precision(_problem(x, weight, bias, *numbers[:3], None), backend)
     ctx.save_for_backward(x, weight, bias)
-    ctx.settings = *settings, precision
+    ctx.settings = *numbers, precision, backend
 
 
 def _backward(ctx, gy):

@@ -12,10 +12,10 @@ def supports(problem: Problem):
     return True, ""
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem):
+def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     with convolution_precision(problem.precision, x.device):
         z = conv_transpose2d(x, weight, bias, problem.geometry)
-    return mish_add_hardtanh_scale(z, constants)
+    return mish_add_hardtanh_scale(z, constants) if gy is None else activate_backward(z, gy, constants)
 
 
 def conv_transpose2d(x, weight, bias, geometry: Geometry):
@@ -34,6 +34,11 @@ def activate_backward(z, gy, constants: Constants):
         gy * constants.scale, F.mish(z) + constants.add_value, constants.min_val, constants.max_val
     )
     return torch.ops.aten.mish_backward(inside, z)
+
+
+def laid_out_as(gy, z):
+    """``gy`` with the strides of ``z``, copied if it must be."""
+    return gy if gy.stride() == z.stride() else torch.empty_like(z).copy_(gy)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from numba_impl import backend_tiled
-from numba_impl.kernels import hopper, pointwise, pointwise_backward, split, tiled
+from numba_impl.kernels import channel_sum, hopper, pointwise, pointwise_backward, split, tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Geometry
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
 
 ROOT = Path(__file__).parent.parent
 LOAD16, STORE16 = r"ld\.(global|shared)(\.\w+)*\.v4\.[bf]32", r"st\.global(\.\w+)*\.v4\.[bf]32"
+LOAD16_GLOBAL = LOAD16.replace("(global|shared)", "global")
 
 # Geometry, tile: other strides, kernels and tiles than those that real shapes choose.
 TILED = {
@@ -99,6 +100,15 @@ def clamp_arithmetic(ptx):
 def test_tiled(geometry, tile, capability):
     ptx = check(tiled.build(geometry, tile), capability)
     assert "cp.async.ca.shared.global" in ptx and "cp.async.cg.shared.global" in ptx
+    check_backward(geometry, tile, capability, ptx)
+
+
+def check_backward(geometry, tile, capability, forward):
+    """It reads a vector of gy for each that it stores; copies, exponentials and the clamp's decision are the forward's."""
+    ptx = check_registers(tiled.build(geometry, tile, backward=True), capability)
+    assert len(re.findall(LOAD16_GLOBAL, ptx)) == len(re.findall(STORE16, ptx)) == len(re.findall(STORE16, forward)) > 0
+    assert ptx.count("cp.async.") == forward.count("cp.async.") and ptx.count("ex2.approx") == forward.count("ex2.approx")
+    assert clamp_arithmetic(ptx) == clamp_arithmetic(forward)
 
 
 @pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES], ids=str)
@@ -108,34 +118,47 @@ def test_tiled_as_chosen(case, capability, monkeypatch):
     if tile is None:
         assert case != BENCHMARK
         pytest.skip("the tiled kernel declines this shape")
-    test_tiled(case.geometry, tile, capability)
+    ptx = check(tiled.build(case.geometry, tile), capability)
+    if case == BENCHMARK:
+        check_backward(case.geometry, tile, capability, ptx)
 
 
 def test_split(capability):
     check_registers(split.build(), capability)
 
 
+def test_channel_sum(capability):
+    assert re.search(LOAD16_GLOBAL, check_registers(channel_sum.build(), capability)), "16-byte accesses are missing"
+
+
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
 @pytest.mark.parametrize(
-    ("in_channels", "out_channels", "terms", "vector"),
+    ("in_channels", "out_channels", "terms", "vector", "backward"),
     [
-        (64, 64, 3, 4),
-        (64, 64, 3, 2),
-        (64, 64, 3, 1),
-        (64, 64, 1, 4),
-        (32, 64, 3, 1),
-        (64, 32, 3, 2),
-        (24, 40, 1, 1),
-        (8, 8, 3, 4),
+        (64, 64, 3, 4, False),
+        (64, 64, 3, 2, False),
+        (64, 64, 3, 1, False),
+        (64, 64, 1, 4, False),
+        (32, 64, 3, 1, False),
+        (64, 32, 3, 2, False),
+        (24, 40, 1, 1, False),
+        (8, 8, 3, 4, False),
+        (64, 64, 3, 4, True),
+        (64, 64, 1, 4, True),
+        (24, 40, 3, 1, True),
+        (64, 64, 3, 2, True),
     ],
 )
-def test_hopper(in_channels, out_channels, terms, vector, capability):
-    config = hopper.Config(in_channels, out_channels, terms, vector)
+def test_hopper(in_channels, out_channels, terms, vector, backward, capability):
+    config = hopper.Config(in_channels, out_channels, terms, vector, backward)
     ptx = check_registers(hopper.build(config), (*capability, "a"))
     assert ptx.count("wgmma.mma_async") == 9 * config.steps * terms, "a product is missing, or computed twice"
     assert ptx.count("ldmatrix") == 4 * config.steps * terms
     store = {4: "st.global.cs.v4.f32", 2: "st.global.cs.v2.f32", 1: "st.global.cs.f32"}[vector]
     assert ptx.count(store) == out_channels * 2 // vector, "outputs are stored in other pieces"
+    gy_vectors, gy_values = (0, 0) if not backward else (out_channels // 2, 0) if vector == 4 else (0, out_channels * 2)
+    assert ptx.count("ld.global.nc.v4.f32") == gy_vectors, "gy is read in other pieces"
+    assert ptx.count("ld.global.nc.f32") == 8 * config.steps + 2 + gy_values, "x is read otherwise, or gy in other pieces"
     assert config.shared_bytes <= GPUS[capability].shared_memory_per_block_optin
 
 

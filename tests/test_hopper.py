@@ -1,4 +1,7 @@
-"""The tensor-core kernel on a GPU: every edge of its tiles, every range of values, both precisions, weights that change."""
+"""The tensor-core kernel on a GPU: every edge of its tiles, every range of values, both precisions, weights that change.
+
+The gradient's tests share few configurations, each of which takes seconds to compile.
+"""
 
 import copy
 
@@ -11,8 +14,9 @@ from model_numba import ModelNumba
 from numba_impl import reference
 from numba_impl.kernels import hopper, split
 from numba_impl.problem import Constants
-from tests.accuracy import BARE, check_layer, pre_activation
-from tests.cases import BENCHMARK, CLAMPED, OPEN, VIEWS, Case, Guarded, apply, bits, eager
+from tests.accuracy import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
+from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bits, eager
+from tests.test_pointwise_backward import around_the_bounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -37,14 +41,32 @@ EDGES = {
 }
 
 
-def run(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0):
-    """Launch into NaNs and check that nothing around them changed; gives the output."""
+# Outputs whose rows begin at every fourth float, at every second, at any; of one image row, and of a strip more or less.
+GRADIENT_EDGES = {
+    **{
+        f"height {h}, width {w}": case(height=h, width=w)
+        for h, w in [(1, 1), (2, 63), (3, 64), (1, 65), (2, 127), (3, 129), (2, 70)]
+    },
+    **{f"output padding {op}": case(width=w, output_padding=op) for op, w in [((0, 0), 64), ((1, 0), 63), ((0, 1), 64)]},
+    "no bias": case(bias=False),
+    "empty batch": case(batch=0),
+    "many images of one row": case(300, height=1, width=6),
+    "many rows": case(1, height=1000, width=2),
+    "wide": case(1, height=2, width=9000),
+}
+
+
+def run(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0, gy=None):
+    """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
     out = Guarded(case.output_shape, x.device, offset)
     packed, factors = split.outputs(weight)
     split.launch(weight, packed, factors)
     bias = weight.new_zeros(case.out_channels) if bias is None else bias
-    hopper.launch(x, packed, factors, weight, bias, out.tensor, TERMS[precision], *constants)
+    inputs = [x] if gy is None else [x, gy]
+    before = [t.clone() for t in inputs]
+    hopper.launch(x, packed, factors, weight, bias, out.tensor, TERMS[precision], *constants, gy=gy)
     out.check()
+    assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
 
 
@@ -53,10 +75,30 @@ def check(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0):
     check_layer(y, x, weight, bias, case.geometry, constants, precision)
 
 
+def check_gradient(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0, gy_offset=0):
+    """With gy between guard zones too, of which nothing may reach the gradient."""
+    gy = Guarded(case.output_shape, "cuda", gy_offset)
+    gy.tensor.normal_()
+    g = run(case, x, weight, bias, constants, precision, offset, gy.tensor)
+    gy.check()
+    check_layer_gradient(g, x, weight, bias, gy.tensor, case.geometry, constants, precision)
+
+
 @both_precisions
 @pytest.mark.parametrize("case", EDGES.values(), ids=EDGES)
 def test_edges(case, precision):
     check(case, *case.draw("cuda"), precision=precision)
+
+
+@both_precisions
+@pytest.mark.parametrize("case", GRADIENT_EDGES.values(), ids=GRADIENT_EDGES)
+def test_gradient_at_edges(case, precision):
+    check_gradient(case, *case.draw("cuda"), precision=precision)
+
+
+def test_gradient_of_other_channels():
+    other = case(in_channels=24, out_channels=40)
+    check_gradient(other, *other.draw("cuda"))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7, 1000])
@@ -66,16 +108,30 @@ def test_more_blocks_than_work_and_the_reverse(case, blocks, monkeypatch):
     check(case, *case.draw("cuda"))
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 1000])
+def test_gradient_with_more_blocks_than_work_and_the_reverse(blocks, monkeypatch):
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: blocks)
+    several = case(3, height=5, width=130)
+    check_gradient(several, *several.draw("cuda"))
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3])
 @pytest.mark.parametrize("width", [63, 64])
 def test_misaligned_output(width, offset):
     check(case(width=width), *case(width=width).draw("cuda"), offset=offset)
 
 
+@pytest.mark.parametrize("offsets", [(1, 0), (0, 1), (2, 0), (0, 2), (2, 2), (3, 2)], ids=str)
+def test_gradient_with_misaligned_tensors(offsets):
+    """The gradient's offset and gy's; rows of 128 outputs."""
+    check_gradient(case(width=64), *case(width=64).draw("cuda"), offset=offsets[0], gy_offset=offsets[1])
+
+
 def test_misaligned_input():
     x, weight, bias = case().draw("cuda")
     shifted = torch.empty(x.numel() + 1, device="cuda")[1:].view(x.shape).copy_(x)
     check(case(), shifted, weight, bias)
+    check_gradient(case(), shifted, weight, bias)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +140,7 @@ def test_misaligned_input():
 )
 def test_constants(constants):
     check(case(), *case().draw("cuda"), constants)
+    check_gradient(case(), *case().draw("cuda"), constants)
 
 
 @both_precisions
@@ -162,12 +219,57 @@ def test_mixtures(change, precision):
 
 
 @both_precisions
+@pytest.mark.parametrize("change", mixtures(), ids=lambda change: change.__name__)
+def test_gradient_of_mixtures(change, precision):
+    mixed = case(4, 64, 12, 70, 64)
+    x, weight, bias = mixed.draw("cuda")
+    change(x)
+    for constants in (OPEN, CLAMPED):
+        check_gradient(mixed, x, weight, bias, constants, precision)
+
+
+@both_precisions
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("column", [0, 5, 63, 64, 69])
 def test_special_values_of_x(column, value, precision):
     x, weight, bias = case(2, 16, 6, 70, 16).draw("cuda")
     x[1, 2, 3, column] = float(value)
     check(case(2, 16, 6, 70, 16), x, weight, bias, precision=precision)
+
+
+@both_precisions
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("column", [0, 63, 64])
+def test_gradient_with_special_values_of_x(column, value, precision):
+    x, weight, bias = case(height=6).draw("cuda")
+    x[1, 2, 3, column] = float(value)
+    for constants in (OPEN, CLAMPED):
+        check_gradient(case(height=6), x, weight, bias, constants, precision)
+
+
+@pytest.mark.parametrize("constants", [OPEN, CLAMPED], ids=["open", "clamped"])
+def test_a_nan_of_gy_stays_where_it_is(constants):
+    """And is 0 beyond the clamp's bounds."""
+    x, weight, bias = case().draw("cuda")
+    gy = torch.randn(case().output_shape, device="cuda")
+    gy[torch.rand_like(gy) < 0.3] = float("nan")
+    g = run(case(), x, weight, bias, constants, gy=gy)
+    check_layer_gradient(g, x, weight, bias, gy, case().geometry, constants)
+
+
+@both_precisions
+@pytest.mark.parametrize("plain", [False, True], ids=["products", "plainly"])
+def test_no_gradient_exactly_where_the_output_is_at_a_bound(plain, precision):
+    """Zero weights, so that the biases, one a channel, are the pre-activations: neighbours about either bound."""
+    x, weight, _ = case().draw("cuda")
+    if plain:
+        x[:, :, :, 5] = 3e30  # beside values of order 1: no scale fits both
+    gy = torch.ones(case().output_shape, device="cuda")
+    for z in around_the_bounds(MET, 80).to("cuda").split(8):
+        if len(z) == 8:
+            clamped = run(case(), x, 0 * weight, z, MET._replace(scale=1.0), precision)
+            g = run(case(), x, 0 * weight, z, MET, precision, gy=gy)
+            check_epilogue_gradient(g, z.view(1, -1, 1, 1).expand(g.shape), gy, clamped, MET)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
@@ -189,6 +291,14 @@ def test_bit_equal_when_run_twice():
     large = case(16, 64, 64, 128, 64)
     tensors = large.draw("cuda")
     assert torch.equal(bits(run(large, *tensors)), bits(run(large, *tensors)))
+    gy = torch.randn(large.output_shape, device="cuda")
+    assert torch.equal(*(bits(run(large, *tensors, CLAMPED, gy=gy)) for _ in range(2)))
+
+
+@both_precisions
+def test_gradient_of_large_images(precision):
+    large = case(8, 64, 128, 128, 64)
+    check_gradient(large, *large.draw("cuda"), CLAMPED, precision)
 
 
 @pytest.mark.parametrize("constants", [Constants(0.5, 2.0), OPEN], ids=["clamped", "open"])
@@ -300,6 +410,7 @@ def test_no_call_synchronises():
 def test_benchmark():
     x, weight, bias = BENCHMARK.draw("cuda")
     check(BENCHMARK, x, weight, bias, CLAMPED)
+    check_gradient(BENCHMARK, x, weight, bias, CLAMPED)
 
 
 def test_bad_arguments():
@@ -317,6 +428,19 @@ def test_bad_arguments():
         with pytest.raises(ValueError) as caught:
             hopper.launch(*arguments, *OPEN)
         assert all(word in str(caught.value) for word in words.split())
+
+
+def test_bad_gy():
+    x, weight, bias = case().draw("cuda")
+    gy = torch.zeros(case().output_shape, device="cuda")
+    for error, words, bad in (
+        (ValueError, "gy must have shape", gy[:, :, 1:].contiguous()),
+        (ValueError, "gy must have shape", torch.cat([gy, gy])),
+        (ValueError, "gy must be contiguous", gy.to(memory_format=torch.channels_last)),
+        (TypeError, "gy must be torch.float32, got torch.float64", gy.double()),
+    ):
+        with pytest.raises(error, match=f"^{words}"):
+            run(case(), x, weight, bias, gy=bad)
 
 
 def test_the_backend_is_the_default_for_the_benchmark():
@@ -351,3 +475,7 @@ def test_anything_with_an_array_interface():
     out = torch.full(case().output_shape, float("nan"), device="cuda")
     hopper.launch(*map(cuda.as_cuda_array, (x, packed, factors, weight, bias, out)), 3, *OPEN)
     check_layer(out, x, weight, bias, case().geometry, OPEN)
+    gy = torch.randn_like(out)
+    arrays = map(cuda.as_cuda_array, (x, packed, factors, weight, bias, out))
+    hopper.launch(*arrays, 3, *OPEN, gy=cuda.as_cuda_array(gy))
+    check_layer_gradient(out, x, weight, bias, gy, case().geometry, OPEN)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl import ops, reference
+from numba_impl import dispatch, ops, reference
 from numba_impl.problem import Constants
 from tests.accuracy import check_layer
-from tests.cases import SIZES, USUAL, VIEWS, Case, apply, eager, every_device
+from tests.cases import SIZES, USUAL, VIEWS, Case, apply, eager, every_backend, every_device
 
 # What torch and its compiler warn of on their own account.
 TORCH_WARNS = [
@@ -23,6 +23,10 @@ CASES = [
     Case((3, 8, 6, 5), 8, 3, 2, 1, (0, 1)),
     Case((2, 4, 6, 5), 3, (1, 3), 1),
 ]
+HOPPERS = Case((2, 16, 5, 7), 8, 3, 2, 1, 1)  # sizes that the Hopper kernel serves
+
+# A gradient in any memory layout, also a sum's, which is one value.
+GRADIENT_VIEWS = VIEWS | {"of a sum": lambda gy: torch.ones_like(gy[0, 0, 0, 0]).expand_as(gy)}
 
 
 def arguments(case, tensors, precision="fp32", backend=None):
@@ -47,11 +51,41 @@ def chain(case):
     return function
 
 
-def assert_close_to_float64(got, want):
+def assert_close_to_float64(got, want, tolerance=2e-3):
     """Relative to the gradient's size; a value at the clamp's edge may fall on either side of it, which few do."""
     for ours, theirs in zip(got, want, strict=True):
         assert ours.shape == theirs.shape and ours.dtype == torch.float32
-        assert (ours.double() - theirs).norm() <= 2e-3 * theirs.norm() + 1e-6
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm() + 1e-6
+
+
+def check_gradients(case, device, backend, precision="fp32", tolerance=2e-3):
+    tensors = leaves(case, device)
+    y = apply(*tensors, case, precision=precision, backend=backend)
+    check_layer(y, *tensors, case.geometry, Constants(-0.5, 2.0), precision)
+    gy = torch.randn_like(y)
+    got = torch.autograd.grad(y, [t for t in tensors if t is not None], gy)
+    assert_close_to_float64(got, float64_gradients(chain(case), tensors, gy), tolerance)
+
+
+def check_layout(view, case, device, backend):
+    """The gradients from a gradient at the output of which ``view`` makes another layout, or other values."""
+    tensors = leaves(case, device)
+    y = apply(*tensors, case, backend=backend)
+    gy = view(torch.randn_like(y))
+    assert gy.shape == y.shape
+    assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(case), tensors, gy))
+
+
+def watch_backend(name, monkeypatch):
+    """A list to which each call of the backend adds whether it was for a gradient."""
+    calls, plain = [], dispatch.BACKENDS[name].run
+
+    def watched(x, weight, bias, constants, problem, gy=None):
+        calls.append(gy is not None)
+        return plain(x, weight, bias, constants, problem, gy)
+
+    monkeypatch.setattr(dispatch.BACKENDS[name], "run", watched)
+    return calls
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -62,33 +96,76 @@ def test_torchs_own_checks(case, device):
     x, weight, bias = case.draw(device)
     gy = torch.randn(case.output_shape, device=device)
     wanted = [True, True, bias is not None]
-    torch.library.opcheck(ops.layer_backward, (gy, *arguments(case, (x, weight, bias))[:-1], wanted))
+    torch.library.opcheck(ops.layer_backward, (gy, *arguments(case, (x, weight, bias)), wanted))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@every_backend
+def test_gradients(case, device, backend):
+    check_gradients(case, device, backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [HOPPERS, Case((3, 8, 6, 67), 24, 3, 2, 1, (0, 1), bias=False)], ids=str)
+def test_gradients_through_the_hopper_kernel(case, hopper):
+    check_gradients(case, "cuda", "hopper")
+
+
+@pytest.mark.gpu
+def test_tf32_gradients_through_the_hopper_kernel(hopper):
+    """Of some thousand values, a few fall on the other side of the clamp's edge."""
+    check_gradients(HOPPERS, "cuda", "hopper", "tf32", tolerance=0.1)
+
+
 @every_device
-def test_gradients(case, device):
-    tensors = leaves(case, device)
-    y = apply(*tensors, case)
-    check_layer(y, *tensors, case.geometry, Constants(-0.5, 2.0))
-    gy = torch.randn_like(y)
-    got = torch.autograd.grad(y, [t for t in tensors if t is not None], gy)
-    assert_close_to_float64(got, float64_gradients(chain(case), tensors, gy))
-
-
-def test_gradients_without_kernels(monkeypatch):
-    monkeypatch.setattr(ops, "_gradient_backend", lambda device: reference)
-    test_gradients(USUAL, "cpu")
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@every_device
-def test_gradients_that_arrive_in_any_layout(view, device):
+def test_gradients_of_the_operator_on_the_reference(device):
+    """As the compiler has it where no backend serves."""
     tensors = leaves(USUAL, device)
-    y = apply(*tensors, USUAL)
-    gy = view(torch.randn_like(y))
-    if gy.shape == y.shape:
-        assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(USUAL), tensors, gy))
+    y = ops.layer(*arguments(USUAL, tensors, backend="reference"))
+    gy = torch.randn_like(y)
+    assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(USUAL), tensors, gy))
+
+
+def check_backward_backend(case, device, backend, monkeypatch):
+    calls = watch_backend(backend, monkeypatch)
+    y = apply(*leaves(case, device), case, backend=backend)
+    assert calls == [False]
+    y.sum().backward()
+    assert calls == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("cpu", "cpu"), *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("tiled", "composite"))],
+)
+def test_the_backward_is_on_the_forwards_backend(device, backend, monkeypatch):
+    check_backward_backend(USUAL, device, backend, monkeypatch)
+
+
+@pytest.mark.gpu
+def test_the_backward_is_on_the_hopper_kernel(hopper, monkeypatch):
+    check_backward_backend(HOPPERS, "cuda", "hopper", monkeypatch)
+
+
+@pytest.mark.parametrize("view", GRADIENT_VIEWS.values(), ids=GRADIENT_VIEWS)
+@every_backend
+def test_gradients_that_arrive_in_any_layout(view, device, backend):
+    check_layout(view, USUAL, device, backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("view", GRADIENT_VIEWS.values(), ids=GRADIENT_VIEWS)
+def test_gradients_that_arrive_in_any_layout_at_the_hopper_kernel(view, hopper):
+    check_layout(view, HOPPERS, "cuda", "hopper")
+
+
+@every_backend
+def test_an_empty_batchs_gradients(device, backend):
+    """None by x, zeros by the parameters."""
+    tensors = leaves(Case((0, *USUAL.x[1:]), 5, 3, 2, 1, 1), device)
+    x, weight, bias = torch.autograd.grad(apply(*tensors, USUAL, backend=backend).sum(), tensors)
+    assert x.shape == (0, *USUAL.x[1:]) and weight.shape == USUAL.weight_shape and bias.shape == (5,)
+    assert (weight == 0).all() and (bias == 0).all()
 
 
 @every_device
@@ -101,8 +178,10 @@ def test_an_input_in_any_layout(device):
         assert_close_to_float64(torch.autograd.grad(y, tensors, gy), float64_gradients(chain(USUAL), tensors, gy))
 
 
+@pytest.mark.parametrize("needy", ["x", "weight", "bias", "x weight", "x bias", "weight bias"])
 @every_device
-def test_only_what_is_asked_for_is_computed(device, monkeypatch):
+def test_only_what_is_asked_for_is_computed(needy, device, monkeypatch):
+    """A frozen tensor costs nothing; on a GPU a kernel of ours sums up the bias' gradient, and torch has no part in it."""
     apply(*leaves(USUAL, device), USUAL).sum().backward()  # torch imports its compiler, which takes the operators as they are
     masks = []
     plain = torch.ops.aten.convolution_backward
@@ -111,10 +190,17 @@ def test_only_what_is_asked_for_is_computed(device, monkeypatch):
         masks.append(args[-1])
         return plain(*args)
 
+    tensors = dict(zip(("x", "weight", "bias"), USUAL.draw(device), strict=True))
+    gy = torch.randn(USUAL.output_shape, device=device)
+    want = dict(zip(tensors, float64_gradients(chain(USUAL), tensors.values(), gy), strict=True))
     monkeypatch.setattr(torch.ops.aten, "convolution_backward", watched)
-    x, weight, bias = USUAL.draw(device)
-    apply(x.requires_grad_(), weight, bias, USUAL).sum().backward()
-    assert masks == [[True, False, False]] and weight.grad is None and bias.grad is None
+    for name in needy.split():
+        tensors[name].requires_grad_()
+    apply(**tensors, case=USUAL).backward(gy)
+    mask = [name in needy.split() and (device, name) != ("cuda", "bias") for name in tensors]
+    assert masks == ([mask] if any(mask) else [])
+    assert [name for name, t in tensors.items() if t.grad is not None] == needy.split()
+    assert_close_to_float64([tensors[name].grad for name in needy.split()], [want[name] for name in needy.split()])
 
 
 @every_device
@@ -138,6 +224,19 @@ def test_changing_an_input_before_backward_raises(device):
             tensors[changed].add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+@every_device
+def test_gradients_whatever_is_on_meanwhile(device):
+    """The backward of a result from before runs as it would without autocast and forward-mode differentiation."""
+    tensors = leaves(USUAL, device)
+    want = torch.autograd.grad(apply(*tensors, USUAL).sum(), tensors)
+    for meanwhile in (torch.autocast(device, torch.bfloat16), torch.autograd.forward_ad.dual_level()):
+        y = apply(*tensors, USUAL).sum()
+        with meanwhile:
+            got = torch.autograd.grad(y, tensors)
+        for ours, theirs in zip(got, want, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 @every_device

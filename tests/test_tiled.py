@@ -1,4 +1,6 @@
-"""The tiled kernel, through its launcher: every path at a few pixels (simulator and GPU), real sizes (GPU)."""
+"""The tiled kernel, forward and backward, through its launcher: every path at a few pixels (simulator, GPU), real sizes (GPU)."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,8 +9,9 @@ from numba_impl import backend_tiled, packing
 from numba_impl.kernels import tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Constants
-from tests.accuracy import check_layer
-from tests.cases import BENCHMARK, CLAMPED, NETWORK_SHAPES, OPEN, Case, Guarded, problem
+from tests.accuracy import check_epilogue_gradient, check_layer, check_layer_gradient
+from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bits, problem
+from tests.test_pointwise_backward import around_the_bounds
 
 pytestmark = pytest.mark.gpu
 
@@ -63,6 +66,32 @@ PATHS = {
     "every number different": (Case((1, 3, 4, 5), 4, (4, 5), (2, 3), (1, 2), (1, 0)), SMALL),
 }
 
+# Those of the paths on which the backward's kernel differs: where gy is read and the gradient stored.
+BACKWARD_PATHS = [
+    "one tile exactly, vector stores",
+    "scalar stores: odd width",
+    "scalar stores: 3 outputs a cell",
+    "vector stores: 4 outputs a cell",
+    "vector stores past the tile's end",
+    "several tiles along every axis",
+    "tails along every axis",
+    "one pixel",
+    "a whole stage at once",
+    "empty batch",
+    "no bias",
+    "1 column a thread",
+    "8 columns a thread",
+    "1 channel a thread",
+    "3 channels a thread",
+    "stride 1",
+    "stride 1, no padding",
+    "stride 3",
+    "kernel = stride",
+    "kernel smaller than stride",
+    "padding beyond the kernel",
+    "every number different",
+]
+
 SIZES = [
     (Case((3, 17, 29, 31), 33, 3, 2, 1, 1), LARGE),
     (Case((2, 48, 37, 53), 70, 4, 2, 1), LARGE),
@@ -75,13 +104,19 @@ SIZES = [
 ]
 
 
-def run(case, tile, constants, x, weight, bias, offset=0):
-    """Launch into NaNs and check that nothing around them changed; gives the output."""
-    out = Guarded(case.output_shape, x.device, offset)
+def packed(case, tile, weight, bias):
     weights = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
-    biases = packing.pack_bias(bias, case.out_channels, tile.tile_channels, weight)
-    tiled.launch(x, weights, biases, out.tensor, case.geometry, tile, *constants)
+    return weights, packing.pack_bias(bias, case.out_channels, tile.tile_channels, weight)
+
+
+def run(case, tile, constants, x, weight, bias, offset=0, gy=None):
+    """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
+    out = Guarded(case.output_shape, x.device, offset)
+    inputs = [x] if gy is None else [x, gy]
+    before = [t.clone() for t in inputs]
+    tiled.launch(x, *packed(case, tile, weight, bias), out.tensor, case.geometry, tile, *constants, gy=gy)
     out.check()
+    assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
 
 
@@ -91,6 +126,16 @@ def check(case, tile, device, constants=OPEN, offset=0):
     check_layer(y, x, weight, bias, case.geometry, constants)
 
 
+def check_gradient(case, tile, device, constants=OPEN, offset=0, gy_offset=0, tensors=None):
+    """With gy between guard zones too, of which nothing may reach the gradient."""
+    x, weight, bias = tensors or case.draw(device)
+    gy = Guarded(case.output_shape, device, gy_offset)
+    gy.tensor.normal_()
+    g = run(case, tile, constants, x, weight, bias, offset, gy.tensor)
+    gy.check()
+    check_layer_gradient(g, x, weight, bias, gy.tensor, case.geometry, constants)
+
+
 @pytest.mark.simulator
 @pytest.mark.parametrize(("case", "tile"), PATHS.values(), ids=PATHS)
 def test_every_path(case, tile, kernel_device):
@@ -98,9 +143,25 @@ def test_every_path(case, tile, kernel_device):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("path", BACKWARD_PATHS)
+def test_gradient_on_every_path(path, kernel_device):
+    check_gradient(*PATHS[path], kernel_device)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("width", [5, 6])
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_misaligned_output(offset, kernel_device):
-    check(Case((1, 2, 2, 5), 5, 3, 2, 1, 1), SMALL, kernel_device, offset=offset)
+def test_misaligned_output(offset, width, kernel_device):
+    """Outputs of 10 columns, and of 12, which may be stored by four."""
+    check(Case((1, 2, 2, width), 5, 3, 2, 1, 1), SMALL, kernel_device, offset=offset)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("width", [5, 6])
+@pytest.mark.parametrize("offsets", [(1, 0), (0, 1), (2, 2), (3, 1)], ids=str)
+def test_gradient_with_misaligned_tensors(offsets, width, kernel_device):
+    """The gradient's offset and gy's."""
+    check_gradient(Case((1, 2, 2, width), 5, 3, 2, 1, 1), SMALL, kernel_device, offset=offsets[0], gy_offset=offsets[1])
 
 
 @pytest.mark.simulator
@@ -109,6 +170,7 @@ def test_misaligned_input(kernel_device):
     x, weight, bias = case.draw(kernel_device)
     shifted = torch.empty(x.numel() + 1, device=kernel_device)[1:].view(x.shape).copy_(x)
     check_layer(run(case, SMALL, OPEN, shifted, weight, bias), x, weight, bias, case.geometry, OPEN)
+    check_gradient(case, SMALL, kernel_device, tensors=(shifted, weight, bias))
 
 
 @pytest.mark.simulator
@@ -125,7 +187,9 @@ def test_misaligned_input(kernel_device):
     ids=str,
 )
 def test_constants(constants, kernel_device):
-    check(Case((1, 2, 2, 5), 5, 3, 2, 1, 1), SMALL, kernel_device, constants)
+    case = Case((1, 2, 2, 5), 5, 3, 2, 1, 1)
+    check(case, SMALL, kernel_device, constants)
+    check_gradient(case, SMALL, kernel_device, constants)
 
 
 @pytest.mark.simulator
@@ -147,6 +211,46 @@ def test_special_values_reach_the_outputs_they_meet_and_no_other(value, kernel_d
     x, weight, bias = case.draw(kernel_device)
     x[1, 2, 1, 3] = float(value)
     check_layer(run(case, SMALL, OPEN, x, weight, bias), x, weight, bias, case.geometry, OPEN)
+    for constants in (OPEN, CLAMPED):
+        check_gradient(case, SMALL, kernel_device, constants, tensors=(x, weight, bias))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("constants", [OPEN, CLAMPED], ids=["open", "clamped"])
+def test_a_nan_of_gy_stays_where_it_is(constants, kernel_device):
+    """And is 0 beyond the clamp's bounds."""
+    case = Case((2, 3, 3, 6), 5, 3, 2, 1, 1)
+    x, weight, bias = case.draw(kernel_device)
+    gy = torch.randn(case.output_shape, device=kernel_device)
+    gy[torch.rand_like(gy) < 0.3] = float("nan")
+    check_layer_gradient(run(case, SMALL, constants, x, weight, bias, gy=gy), x, weight, bias, gy, case.geometry, constants)
+
+
+@pytest.mark.simulator
+def test_no_gradient_exactly_where_the_output_is_at_a_bound(kernel_device):
+    """Zero weights, so that the biases, one a channel, are the pre-activations: neighbours about either bound."""
+    z = around_the_bounds(MET, 20 if kernel_device == "cpu" else 10_000).to(kernel_device)
+    case = Case((1, 1, 1, 2), len(z), 3, 2, 1, 1)
+    x, weight, _ = case.draw(kernel_device)
+    gy = torch.ones(case.output_shape, device=kernel_device)
+    clamped = run(case, SMALL, MET._replace(scale=1.0), x, 0 * weight, z)
+    g = run(case, SMALL, MET, x, 0 * weight, z, gy=gy)
+    check_epilogue_gradient(g, z.view(1, -1, 1, 1).expand(case.output_shape), gy, clamped, MET)
+
+
+@pytest.mark.simulator
+def test_bad_gy(kernel_device):
+    case = Case((1, 2, 2, 6), 5, 3, 2, 1, 1)
+    x, weight, bias = case.draw(kernel_device)
+    gy = torch.zeros(case.output_shape, device=kernel_device)
+    for error, words, bad in (
+        (ValueError, "gy must have shape", gy[:, :, 1:].contiguous()),
+        (ValueError, "gy must have shape", torch.cat([gy, gy])),
+        (ValueError, "gy must be contiguous", gy.to(memory_format=torch.channels_last)),
+        (TypeError, "gy must be torch.float32, got torch.float64", gy.double()),
+    ):
+        with pytest.raises(error, match=f"^{words}"):
+            run(case, SMALL, OPEN, x, weight, bias, gy=bad)
 
 
 @pytest.mark.parametrize(("case", "tile"), SIZES, ids=str)
@@ -160,3 +264,23 @@ def test_chosen_tile(case):
     tile = backend_tiled.tile_for(problem(case, "cuda"))
     if tile is not None:
         check(case, tile, "cuda")
+
+
+@pytest.mark.parametrize(("case", "tile"), SIZES[:-1], ids=str)
+def test_gradient_of_sizes(case, tile):
+    for constants in (CLAMPED, OPEN):
+        check_gradient(case, tile, "cuda", constants)
+
+
+@pytest.mark.parametrize("case", [*NETWORK_SHAPES, BENCHMARK], ids=str)
+def test_gradient_with_the_chosen_tile(case):
+    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    if tile is not None:
+        check_gradient(case, tile, "cuda", CLAMPED)
+
+
+def test_gradient_is_bit_equal_when_run_twice():
+    case = replace(BENCHMARK, x=(8, 64, 128, 128))
+    x, weight, bias = case.draw("cuda")
+    gy = torch.randn(case.output_shape, device="cuda")
+    assert torch.equal(*(bits(run(case, LARGE, CLAMPED, x, weight, bias, gy=gy)) for _ in range(2)))

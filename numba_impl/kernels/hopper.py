@@ -9,7 +9,8 @@ and parity. One warpgroup, the producer, loads rows of x, splits them, and puts 
 memory; two others, the consumers, take the units in turn: multiply, activate, store. While one multiplies,
 the other does all else. A row is used by two units: as their cells' own row, and as the row below.
 
-A unit whose values no scale fits (not finite, or too far apart) is computed in plain fp32 instead.
+A unit whose values no scale fits (not finite, or too far apart) is computed in plain fp32 instead. The backward's
+kernel is the same but for its end, where it stores the epilogue's gradient at the sums.
 """
 
 import functools
@@ -39,7 +40,7 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 88, 208
 START, PRODUCT, CHANNEL = 15_000, 40, 140
 ANY, NONE = -1.0, 0.0  # instead of what undoes a row's scale: the row is zero; no scale fits
 
-activate = plain.activate
+activate, gradient = plain.activate, plain.gradient
 accumulator, loaded_row, pixel_of, stored_lane, pixel_offset = map(
     device, (fragments.accumulator, fragments.loaded_row, fragments.pixel, fragments.stored_lane, fragments.pixel_offset)
 )
@@ -49,12 +50,13 @@ scale_fits, choose_scale = scaling.build(device)
 @dataclass(frozen=True)
 class Config:
     """What a kernel is compiled for: channels, multiples of 8; ``terms``, 3 or 1; and ``vector``, how many fp32 at the
-    start of a row of outputs are one aligned access: 4, 2 or 1."""
+    start of a row of outputs are one aligned access: 4, 2 or 1; ``backward``: it gives the gradient at the pre-activation."""
 
     in_channels: int
     out_channels: int
     terms: int
     vector: int
+    backward: bool = False
 
     @property
     def steps(self):
@@ -112,7 +114,7 @@ def build(config: Config) -> Kernel:
     """The kernel for a configuration; image sizes and constants are its arguments."""
     C_IN, C_OUT, STEPS, VECTOR = config.in_channels, config.out_channels, config.steps, config.vector
     SUMS, COUNT = C_OUT // 2, 8 * STEPS  # a consumer thread's sums of a parity; a producer thread's channels
-    SPLIT, ROW = config.terms == 3, config.row_bytes
+    SPLIT, ROW, BACKWARD = config.terms == 3, config.row_bytes, config.backward
     WEIGHT_BYTES = config.half_bytes * config.halves  # smem weights: [hi, lo][9, C_IN / 8, C_OUT, 8] fp16
     RING = WEIGHT_BYTES  # smem [SLOTS, hi and lo] of pixels, fragments.pixel_offset, of [64 channels] fp16
     CHANNELS = RING + SLOTS * ROW  # smem [C_OUT] (factor, bias)
@@ -128,7 +130,7 @@ def build(config: Config) -> Kernel:
     BESIDE = fragments.pixel_offset(STRIP)
 
     multiply = products(schedule(config), C_OUT)
-    compute_plainly = plain.build(C_IN, C_OUT, STRIP, 128, not SPLIT)
+    compute_plainly = plain.build(C_IN, C_OUT, STRIP, 128, not SPLIT, BACKWARD)
     fewer_registers = ptx.set_registers(PRODUCER_REGISTERS, more=False)
     more_registers = ptx.set_registers(CONSUMER_REGISTERS, more=True)
 
@@ -243,21 +245,40 @@ def build(config: Config) -> Kernel:
             if row > height:
                 row, image = int32(0), int32(image + 1)
 
-    # A consumer: a thread activates two pixels' two column parities, 16 bytes of a row of outputs, and stores another's.
+    # A consumer: a thread has two pixels' two column parities, 16 bytes of a row of outputs, and stores another's.
 
     @device
-    def store_run(i, sums, channels, undo, source, at, plane, left, constants):
+    def finish(z, constants):
+        return z if BACKWARD else activate(z, *constants)
+
+    @device
+    def load_run(at, left):
+        if VECTOR == 4:
+            return ptx.load4_or_zero(at, left > 0)
+        return (
+            ptx.load_or_zero(at, left > 0),
+            ptx.load_or_zero(at + 4, left > 1),
+            ptx.load_or_zero(at + 8, left > 2),
+            ptx.load_or_zero(at + 12, left > 3),
+        )
+
+    @device
+    def store_run(i, sums, channels, undo, source, at, plane, left, from_out, constants):
         """Of one channel and row parity: four neighbours, of which the first ``left`` are inside the image."""
         j, e, a = i // 4, i // 2 % 2, i % 2
         factor, bias = ptx.load_shared2(channels + 8 * (8 * j + e))
         factor = factor * undo
-        y0 = activate(sums[2 * a, 4 * j + e] * factor + bias, *constants)
-        y1 = activate(sums[2 * a + 1, 4 * j + e] * factor + bias, *constants)
-        y2 = activate(sums[2 * a, 4 * j + e + 2] * factor + bias, *constants)
-        y3 = activate(sums[2 * a + 1, 4 * j + e + 2] * factor + bias, *constants)
+        y0 = finish(sums[2 * a, 4 * j + e] * factor + bias, constants)
+        y1 = finish(sums[2 * a + 1, 4 * j + e] * factor + bias, constants)
+        y2 = finish(sums[2 * a, 4 * j + e + 2] * factor + bias, constants)
+        y3 = finish(sums[2 * a + 1, 4 * j + e + 2] * factor + bias, constants)
         y0, y1 = cuda.shfl_sync(0xFFFFFFFF, y0, source), cuda.shfl_sync(0xFFFFFFFF, y1, source)
         y2, y3 = cuda.shfl_sync(0xFFFFFFFF, y2, source), cuda.shfl_sync(0xFFFFFFFF, y3, source)
         to = at[a]
+        if BACKWARD:
+            g0, g1, g2, g3 = load_run(to + from_out, left[a])
+            y0, y1 = gradient(y0, g0, *constants), gradient(y1, g1, *constants)
+            y2, y3 = gradient(y2, g2, *constants), gradient(y3, g3, *constants)
         if VECTOR == 4:
             ptx.stream4(to, y0, y1, y2, y3, left[a] > 0)
         elif VECTOR == 2:
@@ -273,7 +294,7 @@ def build(config: Config) -> Kernel:
     store_runs = unroll(C_OUT // 2, store_run)
 
     @device
-    def consume(x, weight, bias, out, base, thread, consumer, cell, first, last, sizes, constants):
+    def consume(x, weight, bias, gy, out, base, thread, consumer, cell, first, last, sizes, constants):
         more_registers()
         sums, at = cuda.local.array((4, SUMS), float32), cuda.local.array(2, int64)
         height, width, out_height, out_width = sizes
@@ -290,6 +311,7 @@ def build(config: Config) -> Kernel:
         pair = int32(pixel_of(row_d))
         plane, row_bytes = int64(out_height) * out_width * 4, int64(out_width) * 4
         corner = ptx.global_address(out) + stored_column * plane + 8 * (cell + pair)
+        from_out = ptx.global_address(gy) - ptx.global_address(out)
         image = ptx.divide(first, height)
         row, load, steps = int32(first - image * height), int32(0), consumer
         turn, next_turn = int32(2 + consumer), int32(3 - consumer)  # named barriers
@@ -323,13 +345,14 @@ def build(config: Config) -> Kernel:
                 left_below = left if 2 * row + 1 < out_height else int32(0)
                 at[0] = corner + image * C_OUT * plane + 2 * row * row_bytes
                 at[1] = at[0] + row_bytes
-                store_runs(sums, channels, undo, source, at, plane, (left, left_below), constants)
+                store_runs(sums, channels, undo, source, at, plane, (left, left_below), from_out, constants)
             else:
                 # Sizes from shared memory, so that what follows from them is not kept in registers all the time.
                 sizes_0, sizes_1 = ptx.load_shared2_bits(base + SIZES), ptx.load_shared2_bits(base + SIZES + 8)
-                compute_plainly(thread, x, weight, bias, out, image, row, cell, sizes_0 + sizes_1, constants)
+                compute_plainly(thread, x, weight, bias, gy, out, image, row, cell, sizes_0 + sizes_1, constants)
 
-    def hopper(x, packed, factors, weight, bias, out, units, strips, sizes, constants):
+    @device
+    def compute(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants):
         base = ptx.shared_address(cuda.shared.array(0, uint8))
         thread, height, width = int32(cuda.threadIdx.x), sizes[0], sizes[1]
         if thread == 0:
@@ -359,12 +382,19 @@ def build(config: Config) -> Kernel:
         if group == 0:
             produce(x, base, thread, cell, first, last, height, width)
         else:
-            consume(x, weight, bias, out, base, int32(thread % 128), int32(group - 1), cell, first, last, sizes, constants)
+            consume(x, weight, bias, gy, out, base, int32(thread % 128), int32(group - 1), cell, first, last, sizes, constants)
+
+    def hopper(x, packed, factors, weight, bias, out, units, strips, sizes, constants):
+        compute(x, packed, factors, weight, bias, out, out, units, strips, sizes, constants)  # gy is not read
+
+    def hopper_backward(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants):
+        compute(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants)
 
     pointer, tuple_of = types.CPointer, types.UniTuple
     f, i = types.float32, types.int32
-    arrays = pointer(f), pointer(i), pointer(f), pointer(f), pointer(f), pointer(f)
-    return Kernel(hopper, types.void(*arrays, i, i, tuple_of(i, 4), tuple_of(f, 4)), THREADS, 1)
+    arrays = pointer(f), pointer(i), *[pointer(f)] * (5 if BACKWARD else 4)
+    signature = types.void(*arrays, i, i, tuple_of(i, 4), tuple_of(f, 4))
+    return Kernel(hopper_backward if BACKWARD else hopper, signature, THREADS, 1)
 
 
 def too_large(batch, height, width) -> str:
@@ -389,16 +419,18 @@ def cycles(config: Config, batch, height, width, multiprocessors):
     return waves * (START + unit * -(-units * strips // blocks)) if blocks else 0
 
 
-def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0):
+def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device of sm_90.
 
     H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed`` and
     ``factors`` are the weights as ``split.launch`` gives them, ``weight`` [C_in, C_out, 3, 3] and ``bias`` [C_out] as
-    they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. Raises
+    they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. With ``gy``, of the
+    shape of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Raises
     TypeError for another dtype and ValueError for strides, sizes or terms that do not fit.
     """
     arrays = {"x": x, "weight": weight, "bias": bias, "out": out}
     x, weight, bias, out = (contiguous(name, array) for name, array in arrays.items())
+    outputs = [out] if gy is None else [contiguous("gy", gy), out]
     packed, factors = as_tensor(packed), as_tensor(factors)
     batch, in_channels, height, width = x.shape
     out_channels, out_height, out_width = out.shape[1:]
@@ -411,15 +443,16 @@ def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_v
         full = batch, out_channels, 2 * height, 2 * width
         raise ValueError(f"out must have shape {full} or one row or column less, got {tuple(out.shape)}")
     shapes = {"weight": (in_channels, out_channels, 3, 3), "bias": (out_channels,)} | split.shapes(in_channels, out_channels)
-    for name, array in (("weight", weight), ("bias", bias), ("packed", packed), ("factors", factors)):
+    shapes["gy"] = tuple(out.shape)
+    for name, array in (("weight", weight), ("bias", bias), ("packed", packed), ("factors", factors), ("gy", outputs[0])):
         if array.shape != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, got {tuple(array.shape)}")
     if reason := too_large(batch, height, width):
         raise ValueError(f"{reason}: x is {tuple(x.shape)}")
-    vector = next(v for v in (4, 2, 1) if out_width % v == 0 and out.data_ptr() % (4 * v) == 0)
-    config = Config(in_channels, out_channels, terms, vector)
+    vector = next(v for v in (4, 2, 1) if out_width % v == 0 and all(array.data_ptr() % (4 * v) == 0 for array in outputs))
+    config = Config(in_channels, out_channels, terms, vector, backward=gy is not None)
     strips, units, blocks = grid(batch, height, width, multiprocessors(x.device))
     if blocks:
         sizes, constants = (height, width, out_height, out_width), (add_value, scale, min_val, max_val)
-        arguments = x, packed, factors, weight, bias, out, units, strips, sizes, constants
+        arguments = x, packed, factors, weight, bias, *outputs, units, strips, sizes, constants
         build(config)(blocks, *arguments, shared_bytes=config.shared_bytes)

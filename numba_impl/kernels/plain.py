@@ -14,13 +14,15 @@ from numba_impl.scaling import INFINITE
 BLOCK = 8  # output channels at a time
 
 activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.maximum)
+gradient = epilogue.build_backward(device, ptx.exp2, ptx.reciprocal)
 
 
-def build(in_channels, out_channels, strip, threads, tf32):
+def build(in_channels, out_channels, strip, threads, tf32, backward=False):
     """A device function that computes every output of ``strip`` cells of one row, by one warpgroup of ``threads``.
 
-    Its arguments: thread, x, weight [in_channels, out_channels, 9], bias, out, the unit's image, row and first cell,
+    Its arguments: thread, x, weight [in_channels, out_channels, 9], bias, gy, out, the unit's image, row and first cell,
     sizes (height, width, out_height, out_width), constants. With ``tf32`` operands are rounded to 10 bits first.
+    With ``backward`` it gives the gradient at the pre-activation, from gy at the output, which is not read otherwise.
     """
     C_IN, C_OUT, STRIP = in_channels, out_channels, strip
     GROUPS = threads // strip
@@ -54,17 +56,18 @@ def build(in_channels, out_channels, strip, threads, tf32):
             sums[k, parity] += (w if inside[shift] else float32(0)) * pixels[shift]  # an infinite weight times no pixel is 0
 
     @device
-    def store(k, sums, bias, out, channel, at, plane, out_width, rows_left, cols_left, constants):
+    def store(k, sums, bias, gy, out, channel, at, plane, out_width, rows_left, cols_left, constants):
         for parity in range(4):
             a, b = parity // 2, parity % 2
             if a < rows_left and b < cols_left:
-                out[at + k * plane + a * out_width + b] = activate(sums[k, parity] + bias[channel + k], *constants)
+                to, z = at + k * plane + a * out_width + b, sums[k, parity] + bias[channel + k]
+                out[to] = gradient(z, gy[to], *constants) if backward else activate(z, *constants)
 
     clear_all, load_pixels = unroll(BLOCK, clear), unroll(4, load_pixel)
     multiply_all, store_all = unroll(BLOCK, multiply), unroll(BLOCK, store)
 
     @device
-    def compute_plainly(thread, x, weight, bias, out, image, row, first_cell, sizes, constants):
+    def compute_plainly(thread, x, weight, bias, gy, out, image, row, first_cell, sizes, constants):
         sums, pixels = cuda.local.array((BLOCK, 4), float32), cuda.local.array(4, float32)
         inside = cuda.local.array(4, int32)
         height, width, out_height, out_width = sizes
@@ -78,6 +81,6 @@ def build(in_channels, out_channels, strip, threads, tf32):
                 multiply_all(sums, pixels, inside, weight, (c * C_OUT + channel) * 9)
             at = (int64(image) * C_OUT + channel) * plane + 2 * row * int64(out_width) + 2 * cell
             rows_left, cols_left = int32(out_height - 2 * row), int32(out_width - 2 * cell)
-            store_all(sums, bias, out, channel, at, plane, out_width, rows_left, cols_left, constants)
+            store_all(sums, bias, gy, out, channel, at, plane, out_width, rows_left, cols_left, constants)
 
     return compute_plainly

@@ -293,6 +293,22 @@ def load_or_zero(address, keep):
     """ld.global.nc.f32: the fp32 at a global address, or 0 where ``keep`` is 0, without an access."""
 
 
+_LOAD4 = """{
+.reg .pred p;
+setp.ne.b32 p, $5, 0;
+mov.f32 $0, 0f00000000;
+mov.f32 $1, 0f00000000;
+mov.f32 $2, 0f00000000;
+mov.f32 $3, 0f00000000;
+@p ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];
+}"""
+
+
+@emits(_instruction(_LOAD4, "lr", "ffff", memory=False))
+def load4_or_zero(address, keep):
+    """ld.global.nc.v4.f32: four fp32, 16-byte aligned, of memory that nobody writes meanwhile; so it may be moved."""
+
+
 @emits(_instruction("{ .reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0]; }", "lr"))
 def prefetch(address, keep):
     """prefetch.global.L2: bring the line of a global address into L2, where ``keep`` is not 0."""

@@ -4,7 +4,8 @@ A block computes some output channels of a rectangle of cells (see ``problem``).
 channels in stages: the next stage's pixels and weights are copied to shared memory while the present
 one is multiplied. A thread keeps its sums in registers, for a few channels and cells and every
 parity: a pixel or a weight, once loaded, serves many multiply-adds. At the end it activates the sums
-where they are and stores them; no intermediate reaches device memory.
+where they are and stores them; no intermediate reaches device memory. The backward's kernel is the
+same but for its end, where it stores the epilogue's gradient at the sums.
 """
 
 import functools
@@ -22,6 +23,7 @@ from numba_impl.problem import Geometry
 OUTSIDE = 0x7FFFFFFF  # offset of a pixel outside the image: not below any image's size
 
 activate = epilogue.build(device, ptx.exp2, ptx.reciprocal, ptx.minimum, ptx.maximum)
+gradient = epilogue.build_backward(device, ptx.exp2, ptx.reciprocal)
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,11 @@ class Tile:
 
 
 @functools.lru_cache(maxsize=64)
-def build(geometry: Geometry, tile: Tile) -> Kernel:
-    """The kernel for a geometry and a tile; image sizes, channels and constants are its arguments."""
+def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
+    """The kernel for a geometry and a tile; image sizes, channels and constants are its arguments.
+
+    With ``backward`` it has one argument more, the gradient at the layer's output, and gives the gradient at the sums.
+    """
     KW, SH, SW = geometry.cols.kernel_size, geometry.rows.stride, geometry.cols.stride
     TAPS = geometry.taps
     # Padding rounded up to whole strides keeps k - padding, and so div and mod, from going negative.
@@ -163,13 +168,27 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         multiply_taps(smem, w_at + i * TAPS * TILE_CHANNELS, pixels, weights, sums)
 
     @device
-    def store_run(i, sums, biases, run, out, at, plane, width, left, vectors, constants):
+    def load_run(run, gy, at, vectors, cols_left):
+        if vectors:
+            for m in range(0, RUN, 4):
+                if m < cols_left:
+                    run[m], run[m + 1], run[m + 2], run[m + 3] = ptx.load4(gy, at + m)
+        else:
+            for m in range(RUN):
+                if m < cols_left:
+                    run[m] = ptx.load(gy, at + m)
+
+    @device
+    def store_run(i, sums, biases, run, gy, out, at, plane, width, left, vectors, constants):
         k, r, a = i // (ROWS * SH), i // SH % ROWS, i % SH
         channels_left, rows_left, cols_left = left
         if k < channels_left and r * SH + a < rows_left:
-            for m in range(RUN):
-                run[m] = activate(sums[a, m % SW, r, k, m // SW] + biases[k], *constants)
             to = at + k * plane + (r * SH + a) * width
+            if backward:
+                load_run(run, gy, to, vectors, cols_left)
+            for m in range(RUN):
+                z = sums[a, m % SW, r, k, m // SW] + biases[k]
+                run[m] = gradient(z, run[m], *constants) if backward else activate(z, *constants)
             if vectors:
                 for m in range(0, RUN, 4):
                     if m < cols_left:
@@ -183,7 +202,8 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
     copy_all_weights, clear_all = unroll(W_COPIES, copy_weights), unroll(SH * SW, clear)
     multiply_channels, store_all = unroll(UNROLL, multiply_channel), unroll(CHANNELS * ROWS * SH, store_run)
 
-    def tiled(x, weight, bias, out, sizes, tiles, vectors, constants):
+    @device
+    def compute(x, weight, bias, gy, out, sizes, tiles, vectors, constants):
         # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS] fp32
         smem = cuda.shared.array(0, float32)
         offsets = cuda.local.array(X_COPIES, int32)
@@ -233,12 +253,19 @@ def build(geometry: Geometry, tile: Tile) -> Kernel:
         run = cuda.local.array(RUN, float32)
         for k in range(CHANNELS):
             biases[k] = bias[channel + k]
-        store_all(sums, biases, run, out, at, int64(out_height) * out_width, out_width, left, vectors, constants)
+        store_all(sums, biases, run, gy, out, at, int64(out_height) * out_width, out_width, left, vectors, constants)
+
+    def tiled(x, weight, bias, out, sizes, tiles, vectors, constants):
+        compute(x, weight, bias, out, out, sizes, tiles, vectors, constants)  # gy is not read
+
+    def tiled_backward(x, weight, bias, gy, out, sizes, tiles, vectors, constants):
+        compute(x, weight, bias, gy, out, sizes, tiles, vectors, constants)
 
     pointer, tuple_of = types.CPointer(types.float32), types.UniTuple
     sizes, tiles, constants = tuple_of(types.int32, 6), tuple_of(types.int32, 3), tuple_of(types.float32, 4)
-    signature = types.void(pointer, pointer, pointer, pointer, sizes, tiles, types.boolean, constants)
-    return Kernel(tiled, signature, THREADS, tile.blocks)
+    arrays = [pointer] * (5 if backward else 4)
+    signature = types.void(*arrays, sizes, tiles, types.boolean, constants)
+    return Kernel(tiled_backward if backward else tiled, signature, THREADS, tile.blocks)
 
 
 @dataclass(frozen=True)
@@ -263,7 +290,7 @@ def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(geometry, tile, batch, in_channels, out_channels, height, width) -> Plan:
+def plan(geometry, tile, batch, in_channels, out_channels, height, width, backward=False) -> Plan:
     if reason := too_large(geometry, tile, batch, in_channels, out_channels, height, width):
         raise ValueError(f"{reason}: x is {(batch, in_channels, height, width)}")
     *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
@@ -272,27 +299,32 @@ def plan(geometry, tile, batch, in_channels, out_channels, height, width) -> Pla
     sizes = in_channels, height, width, out_channels, *out_size
     shapes = {
         "out": (batch, out_channels, *out_size),
+        "gy": (batch, out_channels, *out_size),
         "weight": (tiles[0], padded, geometry.taps, tile.tile_channels),
         "bias": (tiles[0] * tile.tile_channels,),
     }
-    return Plan(build(geometry, tile), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
+    return Plan(build(geometry, tile, backward), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
 
 
-def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0):
+def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device.
 
-    ``weight`` and ``bias`` are packed (``packing.pack_tiled``, ``pack_bias``) for this tile. Every
+    ``weight`` and ``bias`` are packed (``packing.pack_tiled``, ``pack_bias``) for this tile. With ``gy``, of the shape
+    of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Every
     array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
     dtype and ValueError for strides or sizes that do not fit.
     """
-    x, weight, bias, out = contiguous("x", x), contiguous("weight", weight), contiguous("bias", bias), contiguous("out", out)
-    batch, in_channels, height, width = x.shape
-    planned = plan(geometry, tile, batch, in_channels, out.shape[1], height, width)
-    for name, array in (("out", out), ("weight", weight), ("bias", bias)):
-        if array.shape != planned.shapes[name]:
-            raise ValueError(f"{name} must have shape {planned.shapes[name]}, got {tuple(array.shape)}")
-    vectors = out.shape[3] % 4 == 0 and out.data_ptr() % 16 == 0 and tile.cols * geometry.cols.stride % 4 == 0
+    named = {"x": x, "weight": weight, "bias": bias} | ({} if gy is None else {"gy": gy}) | {"out": out}
+    arrays = {name: contiguous(name, array) for name, array in named.items()}
+    x, out = arrays["x"], arrays["out"]
+    planned = plan(geometry, tile, *x.shape[:2], out.shape[1], *x.shape[2:], gy is not None)
+    for name, shape in planned.shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(arrays[name].shape)}")
+    outputs = [array for name, array in arrays.items() if name in ("gy", "out")]
+    aligned = out.shape[3] % 4 == 0 and all(array.data_ptr() % 16 == 0 for array in outputs)
+    vectors = aligned and tile.cols * geometry.cols.stride % 4 == 0
     if planned.blocks:
-        arrays, constants = (x, weight, bias, out), (add_value, scale, min_val, max_val)
-        arguments = *arrays, planned.sizes, planned.tiles, vectors, constants
+        constants = add_value, scale, min_val, max_val
+        arguments = *arrays.values(), planned.sizes, planned.tiles, vectors, constants
         planned.kernel(planned.blocks, *arguments, shared_bytes=planned.shared_bytes)
