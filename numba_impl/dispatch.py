@@ -7,6 +7,8 @@ has ``pays(problem) -> (ok, reason)``, which a forced choice overrules; one that
 precision than is permitted has ``precision(problem)``.
 """
 
+import functools
+
 from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, cuda_support, reference
 from numba_impl.problem import Problem
 
@@ -25,6 +27,7 @@ def check_backend(name):
         raise ValueError(f"backend must be None or one of {tuple(BACKENDS)}, got {name!r}")
 
 
+@functools.lru_cache(maxsize=1024)
 def choose(problem: Problem, forced=None):
     """(name of the backend that serves, {name: why it declined} of those before it).
 

@@ -170,7 +170,8 @@ def _check_gradient(g, pre, pre_error, gy, constants):
     inside, unclamped, edge, bound, _ = _float64_gradient(pre, pre_error, gy.double(), constants)
     want = torch.where(edge & (g != 0), unclamped, inside.masked_fill(edge, 0))
     want = want.masked_fill(~pre.isfinite(), float("nan"))
-    bound = bound.masked_fill(want == 0, 0)  # zero is exact: the clamp's, or gy's
+    zero = (gy == 0) | ((inside == 0) & (unclamped != 0) & ~edge)
+    bound = bound.masked_fill(zero, 0)  # gy's, or the clamp's; mish' of a large pre-activation need not be
     difference = g.detach().double() - want
     good = torch.where(want.isfinite(), difference.abs() <= bound, want.isnan() & g.isnan())
     if not good.all():

@@ -12,10 +12,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from numba_impl import dispatch
+
 pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-
+LARGE = 2**30  # bytes
 
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
@@ -42,6 +44,20 @@ def seed():
     torch.manual_seed(value)
     print(f"TEST_SEED={value}")
     return value
+
+
+@pytest.fixture(autouse=True)
+def chosen_anew():
+    """No backend that another test's GPU chose."""
+    dispatch.choose.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def memory_given_back():
+    """What a large test took on a GPU: torch would keep it, and other processes may share the GPU."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > LARGE:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

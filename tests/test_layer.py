@@ -68,13 +68,23 @@ def cases(draw):
     return Case(shape, draw(st.integers(1, 20)), *geometry, bias=draw(st.booleans()))
 
 
-@every_backend
 @settings(max_examples=25)
 @given(case=cases(), seed=st.integers(0, 2**32 - 1))
-def test_drawn_geometries(case, seed, device, backend):
-    assume(device == "cpu" or case.geometry.taps <= 16)  # each geometry compiles a kernel: keep it small
-    torch.manual_seed(seed)
-    check(case, device, backend)
+def test_drawn_geometries(case, seed):
+    for backend in ("reference", None):
+        torch.manual_seed(seed)
+        check(case, "cpu", backend)
+
+
+@pytest.mark.gpu
+@settings(max_examples=12)
+@given(case=cases(), seed=st.integers(0, 2**32 - 1))
+def test_drawn_geometries_on_a_gpu(case, seed):
+    """Each compiles a kernel, so they are few, and their kernels small."""
+    assume(case.geometry.taps <= 16)
+    for backend in ("tiled", "composite", None):
+        torch.manual_seed(seed)
+        check(case, "cuda", backend)
 
 
 @every_backend
