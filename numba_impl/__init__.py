@@ -19,6 +19,7 @@ The layers, from the top; each imports only from below:
     kernels/tiled       parity-split, shared-memory tiled transposed convolution, epilogue fused
     kernels/pointwise   the epilogue alone
     kernels/pointwise_backward   its gradient
+    kernels/channel_sum the gradient of a bias
     launch              compilation, torch's stream and device, array exchange
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling
@@ -27,6 +28,7 @@ The layers, from the top; each imports only from below:
     packing             weights in the kernels' layouts
     epilogue            the scalar maths, once for every target
     problem             geometry, parity algebra, checks of every argument
+    errors              a kernel that does not compile or load
 """
 
 from numba_impl.functional import conv_transpose2d_mish_add_hardtanh_scale, mish_add_hardtanh_scale

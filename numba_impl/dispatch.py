@@ -5,11 +5,16 @@ A backend is a module with ``supports(problem) -> (ok, reason)`` and
 gradient ``gy`` at it, of any strides, that at the pre-activation. One that is not always faster than those after it also
 has ``pays(problem) -> (ok, reason)``, which a forced choice overrules; one that may compute in another
 precision than is permitted has ``precision(problem)``.
+
+Where a kernel of a backend does not compile or load, the backend is not asked again on that device, and
+the next one serves; a forced backend raises.
 """
 
 import functools
+import warnings
 
 from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, cuda_support, reference
+from numba_impl.errors import KernelError
 from numba_impl.problem import Problem
 
 BACKENDS = {
@@ -19,6 +24,9 @@ BACKENDS = {
     "cpu": backend_cpu,
     "reference": reference,
 }
+
+
+_out_of_service = {}  # (backend, device) -> why
 
 
 def check_backend(name):
@@ -41,7 +49,8 @@ def choose(problem: Problem, forced=None):
         return forced, {}
     declined = {}
     for name, backend in BACKENDS.items():
-        ok, reason = backend.supports(problem)
+        fault = _out_of_service.get((name, problem.device))
+        ok, reason = (False, fault) if fault else backend.supports(problem)
         if ok and hasattr(backend, "pays"):
             ok, reason = backend.pays(problem)
         if ok:
@@ -54,7 +63,24 @@ def run(x, weight, bias, constants, problem: Problem, forced=None, gy=None):
     name, _ = choose(problem, forced)
     if problem.device.type == "cuda" and not problem.transformed:
         cuda_support.record_stream(x, weight, bias, gy)
-    return BACKENDS[name].run(x, weight, bias, constants, problem, gy)
+    if forced is not None:
+        return BACKENDS[name].run(x, weight, bias, constants, problem, gy)
+    result = attempt(name, problem.device, lambda: BACKENDS[name].run(x, weight, bias, constants, problem, gy))
+    return run(x, weight, bias, constants, problem, None, gy) if result is None else result
+
+
+def attempt(name, device, function):
+    """``function()``, which runs kernels of a backend on a device; None where one does not compile or load, then or before."""
+    if (name, device) in _out_of_service:
+        return None
+    try:
+        return function()
+    except KernelError as error:
+        _out_of_service[name, device] = str(error)
+        choose.cache_clear()
+        advice = "`python -m numba_impl doctor` says what is wrong"
+        warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def precision(problem: Problem, forced=None) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from numba_impl import backend_composite, backend_cpu, cuda_support, dispatch, ops, reference
+from numba_impl import cuda_support, dispatch, ops, reference
 from numba_impl.problem import (
     DEVICES,
     Constants,
@@ -33,9 +33,8 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
     x4, problem = describe(x, weight, bias, stride, padding, output_padding, precision)
-    name = dispatch.choose(problem, backend)[0] if needs_grad(x, weight, bias) else "reference"
-    if name != "reference":
-        y = _operator(x4, weight, bias, problem.geometry, constants, precision, name)
+    if needs_grad(x, weight, bias) and dispatch.choose(problem, backend)[0] != "reference":
+        y = _operator(x4, weight, bias, problem.geometry, constants, precision, backend)
     else:
         y = dispatch.run(x4, weight, bias, constants, problem, backend)
     return y if x.dim() == 4 else y.squeeze(0)
@@ -75,27 +74,29 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
     """
     check_float_tensor("x", x)
     constants = Constants.of(add_value, scale, min_val, max_val)
-    backend = _one_pass_backend(x)
-    if backend is None:
+    name = _one_pass_backend(x)
+    in_place = inplace and _dense(x)
+    y = None
+    if name:
+        source = x if _dense(x) else x.contiguous()
+        target = x if in_place else torch.empty_like(source)
+        y = dispatch.attempt(name, x.device, lambda: dispatch.BACKENDS[name].activate(source, target, constants))
+    if y is None:
         y = reference.mish_add_hardtanh_scale(x, constants)
-        return x.copy_(y) if inplace else y
-    if inplace and _dense(x):
-        backend.activate(x, x, constants)
+    elif in_place:
         if not x.is_inference():  # those keep no version
             torch.autograd.graph.increment_version(x)
         return x
-    source = x if _dense(x) else x.contiguous()
-    y = backend.activate(source, torch.empty_like(source), constants)
     return x.copy_(y) if inplace else y
 
 
 def _one_pass_backend(x):
-    """The backend whose ``activate`` serves x, or None."""
+    """Name of the backend whose ``activate`` serves x, or None."""
     if x.dtype != torch.float32 or needs_grad(x) or is_transformed():
         return None
     if x.device.type == "cpu":
-        return backend_cpu
-    return backend_composite if cuda_support.runs_kernels(x.device)[0] else None
+        return "cpu"
+    return "composite" if cuda_support.runs_kernels(x.device)[0] else None
 
 
 def _dense(x):

@@ -10,6 +10,7 @@ from cuda.core import LaunchConfig, Stream, launch
 from numba import cuda
 from numba.cuda import types
 
+from numba_impl.errors import KernelError
 from numba_impl.kernels.device import SIMULATED
 
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
@@ -103,8 +104,12 @@ class Kernel:
         with self._lock:
             if index not in self._loaded:
                 bounds = (self.threads, self.blocks)
-                compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
-                self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
+                try:
+                    compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
+                    self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
+                except Exception as error:
+                    name = self.function.__name__
+                    raise KernelError(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
         return self._loaded[index]
 
 
@@ -133,7 +138,7 @@ def _allow_shared(kernel, device, size):
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device))
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"{size} bytes of shared memory a block refused on cuda:{device}: {status.name}")
+        raise KernelError(f"{size} bytes of shared memory a block refused on cuda:{device}: {status.name}")
 
 
 def multiprocessors(device):

@@ -70,9 +70,8 @@ def _convolution_backward(g, x, weight, geometry, wanted):
     wants_x, wants_weight, wants_bias = wanted
     gradient_of_bias = None
     if wants_bias and g.is_contiguous() and cuda_support.runs_kernels(g.device)[0]:
-        from numba_impl.kernels import channel_sum
-
-        gradient_of_bias, wants_bias = channel_sum.launch(g), False
+        gradient_of_bias = dispatch.attempt("composite", g.device, lambda: _channel_sum(g))
+        wants_bias = gradient_of_bias is None
     settings = geometry.stride, geometry.padding, (1, 1), True, geometry.output_padding, 1
     mask = [wants_x, wants_weight, wants_bias]
     found = [None] * 3
@@ -81,6 +80,12 @@ def _convolution_backward(g, x, weight, geometry, wanted):
     if gradient_of_bias is not None:
         found[2] = gradient_of_bias
     return found
+
+
+def _channel_sum(g):
+    from numba_impl.kernels import channel_sum
+
+    return channel_sum.launch(g)
 
 
 @layer_backward.register_fake

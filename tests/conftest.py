@@ -48,8 +48,9 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def chosen_anew():
-    """No backend that another test's GPU chose."""
+    """Backends neither chosen nor out of service because of another test."""
     dispatch.choose.cache_clear()
+    dispatch._out_of_service.clear()
 
 
 @pytest.fixture(autouse=True)
