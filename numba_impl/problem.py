@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 PRECISIONS = ("fp32", "tf32")
+LARGEST = 2**31 - 1  # of a geometry's numbers and of a side of the output: torch's convolutions count in 32 bits, and wrap
 DEVICES = ("cpu", "cuda")  # the types that backends other than the reference serve
 
 
@@ -113,7 +114,10 @@ class Constants(NamedTuple):
                 raise TypeError(f"{name} must be a real number, got {value!r}")
         if not min_val <= max_val:
             raise ValueError(f"min_val must not exceed max_val, got min_val={min_val} and max_val={max_val}")
-        return cls(*map(float, values.values()))
+        try:
+            return cls(*map(float, values.values()))
+        except OverflowError:
+            raise ValueError(f"add_value, scale, min_val and max_val must fit a float, got {tuple(values.values())}") from None
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,9 @@ class Problem:
         for name, axis, size in (("height", geometry.rows, height), ("width", geometry.cols, width)):
             if size < 1:
                 raise ValueError(f"x must have a {name} of at least 1, got {size}")
-            if axis.output_size(size) < 1:
-                raise ValueError(f"the output {name} must be at least 1, got {axis.output_size(size)} from {size} with {axis}")
+            if not 1 <= axis.output_size(size) <= LARGEST:
+                limits = f"at least 1 and at most {LARGEST}"
+                raise ValueError(f"the output {name} must be {limits}, got {axis.output_size(size)} from {size} with {axis}")
         return cls(
             geometry,
             batch,
@@ -244,11 +249,11 @@ def check_tensors(x, weight, bias):
 
 
 def positive_int(name, value, least=1) -> int:
-    """``value``, if it is an int of at least ``least``. Raises TypeError and ValueError, naming it."""
+    """``value``, if it is an int from ``least`` to ``LARGEST``. Raises TypeError and ValueError, naming it."""
     if type(value) is not int and (not isinstance(value, numbers.Integral) or isinstance(value, bool)):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not least <= value <= LARGEST:
+        raise ValueError(f"{name} must be at least {least} and at most {LARGEST}, got {value}")
     return int(value)
 
 

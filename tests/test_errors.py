@@ -93,9 +93,14 @@ CASES = [
     case("padding int None", TypeError, layer, padding=None),
     case("in_channels int 4.0", TypeError, layer, in_channels=4.0),
     case("stride 1 0", ValueError, function, stride=0),
+    case("stride 2147483647 4294967297", ValueError, function, stride=2**32 + 1),  # torch's convolution would see 1
+    case("padding 2147483647 9223372036854775808", ValueError, layer, padding=2**63),
+    case("in_channels 2147483647 2147483648", ValueError, layer, in_channels=2**31),
+    case("output height 2147483647 8589934591", ValueError, function, stride=2**31 - 1),
     case("padding 0 -3", ValueError, function, padding=(0, -3)),
     case("output_padding smaller stride 1", ValueError, function, output_padding=1),
     # Kinds of tensor
+    case("add_value scale float", ValueError, layer, add_value=10**400),
     case("x torch.Tensor list", TypeError, layer, [1.0]),
     case("x torch.Tensor NoneType", TypeError, mish_add_hardtanh_scale, None, 0.5, 2),
     case("weight torch.Tensor ndarray", TypeError, function, weight=torch.ones(4, 3, 3, 3).numpy()),
