@@ -40,7 +40,8 @@ def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     y = torch.empty(problem.output_shape)
     for first in range(0, batch, images):
         part = slice(first, first + images)
-        activate(reference.conv_transpose2d(x[part], weight, bias, problem.geometry), y[part], constants)
+        z = reference.conv_transpose2d(x[part], weight, bias, problem.geometry)
+        activate(reference.laid_out_as(z, y[part]), y[part], constants)  # channels_last, if the weight is
     return y
 
 

@@ -36,9 +36,9 @@ def activate_backward(z, gy, constants: Constants):
     return torch.ops.aten.mish_backward(inside, z)
 
 
-def laid_out_as(gy, z):
-    """``gy`` with the strides of ``z``, copied if it must be."""
-    return gy if gy.stride() == z.stride() else torch.empty_like(z).copy_(gy)
+def laid_out_as(t, like):
+    """``t`` with the strides of ``like``, copied if it must be."""
+    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
 
 
 @contextmanager

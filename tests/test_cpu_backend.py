@@ -56,10 +56,14 @@ def test_memory_order_is_kept():
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("weight_view", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("view", ["contiguous", "channels_last"])
-def test_a_few_images_at_a_time(images, view, monkeypatch):
-    case = Case((5, 3, 4, 6), 2, 3, 2, 1, 1)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_few_images_at_a_time(images, channels, view, weight_view, monkeypatch):
+    """torch's convolution may give channels_last for a weight of that format, and for an x of one channel, which has either."""
+    case = Case((5, channels, 4, 6), 2, 3, 2, 1, 1)
     x, weight, bias = case.draw()
+    weight = VIEWS[weight_view](weight)
     monkeypatch.setattr(backend_cpu, "CHUNK", images * math.prod(case.output_shape[1:]))
     with torch.no_grad():
         y = apply(VIEWS[view](x), weight, bias, case, CLAMPED.add_value, CLAMPED.scale, backend="cpu")
