@@ -1,0 +1,203 @@
+"""The fuzzer: finds nothing where nothing is wrong, finds what is, and names it so that it can be run again."""
+
+import math
+import shlex
+import sys
+
+import pytest
+import torch
+
+from numba_impl import dispatch, fuzz
+from numba_impl.fuzz import Case, parse_case
+
+START = "python -m numba_impl.fuzz --case "
+
+
+def case_of(output):
+    """Of the line that reproduces a failure, which is the last."""
+    line = output.splitlines()[-1]
+    assert line.startswith(START)
+    [text] = shlex.split(line.removeprefix(START))
+    return text
+
+
+def test_a_short_run_finds_nothing(seed, capsys):
+    status = fuzz.main(["--minutes", "0.1", "--cases", "50", "--seed", str(seed), "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert status == 0, printed
+    summary = printed.out.splitlines()[-1]
+    assert " cases" in summary and f"seed {seed}, cpu" in summary and "cpu " in summary
+
+
+def test_a_seed_draws_the_same_cases(seed, monkeypatch):
+    drawn = []
+    for _ in range(2):
+        cases = []
+        monkeypatch.setattr(fuzz, "run_case", lambda case, cases=cases: cases.append(case) or "cpu")
+        fuzz.Search(1, seed, "cpu", None, most_cases=30).run()
+        drawn.append(cases)
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 10
+
+
+def test_a_wrong_backend_is_found_and_the_line_reproduces_it(seed, monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        plain = dispatch.BACKENDS["cpu"].run
+        patched.setattr(dispatch.BACKENDS["cpu"], "run", lambda *arguments: plain(*arguments) + 1e-3)
+        assert fuzz.main(["--minutes", "0.5", "--seed", str(seed), "--device", "cpu", "--backend", "cpu"]) == 1
+        printed = capsys.readouterr()
+        text = case_of(printed.out)
+        assert "values wrong" in printed.err
+        assert math.prod(parse_case(text).x) <= 8 and len(text) < 200  # shrunk
+        assert fuzz.main(["--case", text]) == 1
+        assert case_of(capsys.readouterr().out) == text
+    assert fuzz.main(["--case", text]) == 0
+    assert capsys.readouterr().out.startswith("right: ")
+
+
+ONE = "x=(2,5,4,6) out=3 kernel=(3,3) stride=(2,2) padding=(1,1) extra=(1,1) gradient=xwb seed=7"
+
+
+def faults():
+    """Changes of a backend's result, each of which must be found in ``ONE``, where y is [2, 3, 8, 12] and within [-2, 2]."""
+
+    def one_value(y, x):
+        y[1, 2, 7, 11] += 1e-5
+
+    def all_of_them_a_little(y, x):
+        y *= 1 + 3e-6
+
+    def a_nan(y, x):
+        y[0, 0, 0, 0] = float("nan")
+
+    def an_argument(y, x):
+        x[0, 0, 0, 0] += 1
+
+    def a_negative_zero(y, x):
+        x[0] = -x[0]
+        x[0] = -x[0] * (1 + 2**-23)
+
+    return [value for value in locals().values()]
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.__name__)
+def test_faults_are_found(fault, monkeypatch, capsys):
+    plain = dispatch.BACKENDS["cpu"].run
+
+    def run(x, *others):
+        y = plain(x, *others)
+        fault(y, x.detach())
+        return y
+
+    assert fuzz.main(["--case", ONE]) == 0
+    monkeypatch.setattr(dispatch.BACKENDS["cpu"], "run", run)
+    assert fuzz.main(["--case", ONE]) == 1
+
+
+@pytest.mark.parametrize("gradient", ["x", "w", "b"])
+def test_a_wrong_gradient_is_found(gradient, monkeypatch, capsys):
+    plain, place = torch.ops.aten.convolution_backward, "xwb".index(gradient)
+
+    def wrong(g, *others):
+        found = list(plain(g, *others))
+        if g.dtype == torch.float32:  # not the fuzzer's own
+            found[place].view(-1)[1] *= 1 + 1e-3
+        return found
+
+    monkeypatch.setattr(torch.ops.aten, "convolution_backward", wrong)
+    assert fuzz.main(["--case", ONE]) == 1
+    assert f"gradient of {gradient}" in capsys.readouterr().err
+    assert fuzz.main(["--case", ONE.replace("gradient=xwb", "")]) == 0
+
+
+def test_a_call_that_raises_is_a_failure(monkeypatch, capsys):
+    def run(*arguments):
+        raise IndexError("out of it")
+
+    monkeypatch.setattr(dispatch.BACKENDS["reference"], "run", run)
+    assert fuzz.main(["--case", f"{ONE.replace('gradient=xwb', '')} backend=reference"]) == 1
+    assert "IndexError: out of it" in capsys.readouterr().err
+
+
+def test_a_declined_call(capsys):
+    assert fuzz.main(["--case", "backend=tiled"]) == 0
+    assert "declined" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ONE,
+        "x=(0,2,3,4) dtype=bfloat16 add=-1e+38",
+        "layout=expanded x_mix=axis2 x_special=minus_inf backend=cpu form=unbatched",
+    ],
+)
+def test_a_case_is_what_it_prints(text):
+    case = parse_case(text)
+    assert parse_case(str(case)) == case
+    assert set(str(case).split()) == set(text.split())
+
+
+def test_no_default_is_printed():
+    assert str(Case()) == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--minutes", "0"], "--minutes must be positive"),
+        (["--minutes", "nan"], "--minutes must be positive"),
+        (["--minutes", "soon"], "--minutes: invalid float value"),
+        (["--cases", "0"], "--cases must be positive"),
+        (["--device", "tpu"], "--device: invalid choice"),
+        (["--backend", "fastest"], "--backend: invalid choice"),
+        (["--device", "cpu", "--backend", "tiled"], "--backend tiled serves no call on cpu"),
+        (["--case", "y=1"], "--case: 'y' is none of x, out"),
+        (["--case", "out"], "--case: 'out' has no value that can be read"),
+        (["--case", "out=f(x)"], "--case: 'out=f(x)' has no value that can be read"),
+        (["--case", "out=0"], "--case: x and out must be positive"),
+        (["--case", "out=1.5"], "--case: out must be of type int"),
+        (["--case", "x=(1,2,3)"], "--case: x must be 4 ints"),
+        (["--case", "layout=odd"], "--case: layout must be one of"),
+        (["--case", "extra=(1,1)"], "--case: output_padding must be smaller than stride"),
+        (["--case", "kernel=(1,1) padding=(1,1)"], "--case: the output must have at least one row"),
+        (["--case", "x=(2,1,1,1) form=unbatched"], "--case: x must have a batch of 1"),
+        (["--case", "dtype=float16 gradient=x"], "--case: gradients are checked in float32 and float64"),
+        (["--case", "bias=False gradient=b"], "--case: there is no bias"),
+        (["--case", "device=tpu"], "--case: device must be one of"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        fuzz.main(argv)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_hypothesis(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(SystemExit):
+        fuzz.main(["--device", "cpu"])
+    assert "hypothesis is missing, of the extra test" in capsys.readouterr().err
+
+
+def test_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        fuzz.main(["--device", "cuda"])
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_short_run_on_a_gpu_finds_nothing(seed, capsys):
+    status = fuzz.main(["--minutes", "0.5", "--seed", str(seed), "--device", "cuda"])
+    printed = capsys.readouterr()
+    assert status == 0, printed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["plain", "stream", "graph"])
+@pytest.mark.parametrize("backend", ["tiled", "composite", "reference"])
+def test_every_place_on_a_gpu(backend, place, capsys):
+    assert fuzz.main(["--case", f"{ONE} device=cuda backend={backend} place={place}"]) == 0, capsys.readouterr().err
