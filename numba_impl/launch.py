@@ -108,8 +108,9 @@ class Kernel:
                     compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
                     self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
                 except Exception as error:
+                    kind = torch.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else KernelError
                     name = self.function.__name__
-                    raise KernelError(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
+                    raise kind(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
         return self._loaded[index]
 
 

@@ -85,6 +85,24 @@ def test_the_epilogue_alone(inplace, device, monkeypatch):
     check_epilogue(y, x, OPEN)
 
 
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", KernelError), ("CUDA_ERROR_OUT_OF_MEMORY", torch.OutOfMemoryError)],
+)
+def test_memory_that_lacks_is_torchs_error(words, kind, monkeypatch):
+    """Its backend stays in service: there may be memory for the next call."""
+    from numba_impl import launch
+
+    def fail(**options):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(launch.cuda, "jit", fail)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kernel = launch.Kernel(lambda: None, None, threads=32, blocks=1)
+    with pytest.raises(kind, match=f"cannot be compiled or loaded on cuda:0: {words}"):
+        kernel._load(0)
+
+
 @pytest.mark.gpu
 def test_a_compiler_that_fails(monkeypatch):
     """As without NVVM, or with a driver older than the PTX: every kernel's first launch."""
