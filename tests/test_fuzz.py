@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 
-from numba_impl import dispatch, fuzz
-from numba_impl.fuzz import Case, parse_case
+from numba_impl import dispatch
+from numba_impl.fuzz import search
+from numba_impl.fuzz.__main__ import main
+from numba_impl.fuzz.case import Case, parse_case
 
 START = "python -m numba_impl.fuzz --case "
 
@@ -22,7 +24,7 @@ def case_of(output):
 
 
 def test_a_short_run_finds_nothing(seed, capsys):
-    status = fuzz.main(["--minutes", "0.1", "--cases", "50", "--seed", str(seed), "--device", "cpu"])
+    status = main(["--minutes", "0.1", "--cases", "50", "--seed", str(seed), "--device", "cpu"])
     printed = capsys.readouterr()
     assert status == 0, printed
     summary = printed.out.splitlines()[-1]
@@ -33,8 +35,8 @@ def test_a_seed_draws_the_same_cases(seed, monkeypatch):
     drawn = []
     for _ in range(2):
         cases = []
-        monkeypatch.setattr(fuzz, "run_case", lambda case, cases=cases: cases.append(case) or "cpu")
-        fuzz.Search(1, seed, "cpu", None, most_cases=30).run()
+        monkeypatch.setattr(search, "run_case", lambda case, cases=cases: cases.append(case) or "cpu")
+        search.Search(1, seed, "cpu", None, most_cases=30).run()
         drawn.append(cases)
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 10
 
@@ -43,14 +45,14 @@ def test_a_wrong_backend_is_found_and_the_line_reproduces_it(seed, monkeypatch, 
     with monkeypatch.context() as patched:
         plain = dispatch.BACKENDS["cpu"].run
         patched.setattr(dispatch.BACKENDS["cpu"], "run", lambda *arguments: plain(*arguments) + 1e-3)
-        assert fuzz.main(["--minutes", "0.5", "--seed", str(seed), "--device", "cpu", "--backend", "cpu"]) == 1
+        assert main(["--minutes", "0.5", "--seed", str(seed), "--device", "cpu", "--backend", "cpu"]) == 1
         printed = capsys.readouterr()
         text = case_of(printed.out)
         assert "values wrong" in printed.err
         assert math.prod(parse_case(text).x) <= 8 and len(text) < 200  # shrunk
-        assert fuzz.main(["--case", text]) == 1
+        assert main(["--case", text]) == 1
         assert case_of(capsys.readouterr().out) == text
-    assert fuzz.main(["--case", text]) == 0
+    assert main(["--case", text]) == 0
     assert capsys.readouterr().out.startswith("right: ")
 
 
@@ -88,9 +90,9 @@ def test_faults_are_found(fault, monkeypatch, capsys):
         fault(y, x.detach())
         return y
 
-    assert fuzz.main(["--case", ONE]) == 0
+    assert main(["--case", ONE]) == 0
     monkeypatch.setattr(dispatch.BACKENDS["cpu"], "run", run)
-    assert fuzz.main(["--case", ONE]) == 1
+    assert main(["--case", ONE]) == 1
 
 
 @pytest.mark.parametrize("gradient", ["x", "w", "b"])
@@ -104,9 +106,9 @@ def test_a_wrong_gradient_is_found(gradient, monkeypatch, capsys):
         return found
 
     monkeypatch.setattr(torch.ops.aten, "convolution_backward", wrong)
-    assert fuzz.main(["--case", ONE]) == 1
+    assert main(["--case", ONE]) == 1
     assert f"gradient of {gradient}" in capsys.readouterr().err
-    assert fuzz.main(["--case", ONE.replace("gradient=xwb", "")]) == 0
+    assert main(["--case", ONE.replace("gradient=xwb", "")]) == 0
 
 
 def test_a_call_that_raises_is_a_failure(monkeypatch, capsys):
@@ -114,12 +116,12 @@ def test_a_call_that_raises_is_a_failure(monkeypatch, capsys):
         raise IndexError("out of it")
 
     monkeypatch.setattr(dispatch.BACKENDS["reference"], "run", run)
-    assert fuzz.main(["--case", f"{ONE.replace('gradient=xwb', '')} backend=reference"]) == 1
+    assert main(["--case", f"{ONE.replace('gradient=xwb', '')} backend=reference"]) == 1
     assert "IndexError: out of it" in capsys.readouterr().err
 
 
 def test_a_declined_call(capsys):
-    assert fuzz.main(["--case", "backend=tiled"]) == 0
+    assert main(["--case", "backend=tiled"]) == 0
     assert "declined" in capsys.readouterr().out
 
 
@@ -170,7 +172,7 @@ def test_no_default_is_printed():
 )
 def test_bad_arguments(argv, words, capsys):
     with pytest.raises(SystemExit) as caught:
-        fuzz.main(argv)
+        main(argv)
     assert caught.value.code == 2
     assert words in capsys.readouterr().err
 
@@ -178,20 +180,20 @@ def test_bad_arguments(argv, words, capsys):
 def test_without_hypothesis(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     with pytest.raises(SystemExit):
-        fuzz.main(["--device", "cpu"])
+        main(["--device", "cpu"])
     assert "hypothesis is missing, of the extra test" in capsys.readouterr().err
 
 
 def test_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        fuzz.main(["--device", "cuda"])
+        main(["--device", "cuda"])
     assert "there is no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
 def test_a_short_run_on_a_gpu_finds_nothing(seed, capsys):
-    status = fuzz.main(["--minutes", "0.5", "--seed", str(seed), "--device", "cuda"])
+    status = main(["--minutes", "0.5", "--seed", str(seed), "--device", "cuda"])
     printed = capsys.readouterr()
     assert status == 0, printed
 
@@ -200,4 +202,4 @@ def test_a_short_run_on_a_gpu_finds_nothing(seed, capsys):
 @pytest.mark.parametrize("place", ["plain", "stream", "graph"])
 @pytest.mark.parametrize("backend", ["tiled", "composite", "reference"])
 def test_every_place_on_a_gpu(backend, place, capsys):
-    assert fuzz.main(["--case", f"{ONE} device=cuda backend={backend} place={place}"]) == 0, capsys.readouterr().err
+    assert main(["--case", f"{ONE} device=cuda backend={backend} place={place}"]) == 0, capsys.readouterr().err
