@@ -15,9 +15,9 @@ def main(arguments=None) -> int:
 
 
 def _doctor(args) -> int:
-    from numba_impl import doctor
+    from numba_impl.doctor import report
 
-    return doctor.main()
+    return report.main()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_impl import __main__, backend_cpu, doctor
-from numba_impl.doctor import Caches, Driver, Facts, Gpu, Library
+from numba_impl import __main__, backend_cpu
+from numba_impl.doctor import findings, probes, report
+from numba_impl.doctor.probes import Caches, Driver, Facts, Gpu, Library
 from tests.cases import IMPORTS
 
 ROOT = Path(__file__).parent.parent
@@ -181,22 +182,22 @@ BROKEN = {
 
 
 @pytest.fixture
-def report(monkeypatch, capsys):
+def diagnose(monkeypatch, capsys):
     """Gives (exit status, output) of the command where the probes find certain facts."""
 
-    def report(facts, backends=True):
-        monkeypatch.setattr(doctor, "gather", lambda: facts)
+    def diagnose(facts, backends=True):
+        monkeypatch.setattr(report, "gather", lambda: facts)
         if not backends:
-            monkeypatch.setattr(doctor, "check_backends", lambda facts, remedy: [])
-        status = doctor.main()
+            monkeypatch.setattr(report, "check_backends", lambda facts, remedy: [])
+        status = report.main()
         return status, capsys.readouterr().out
 
-    return report
+    return diagnose
 
 
 @pytest.mark.parametrize(("facts", "text", "remedy"), BROKEN.values(), ids=BROKEN)
-def test_it_says_what_is_wrong_and_what_mends_it(facts, text, remedy, report):
-    status, output = report(facts, backends=False)
+def test_it_says_what_is_wrong_and_what_mends_it(facts, text, remedy, diagnose):
+    status, output = diagnose(facts, backends=False)
     lines = output.splitlines()
     (at,) = (number for number, line in enumerate(lines) if re.match(text, line))
     assert lines[at + 1].strip().startswith(remedy)
@@ -218,8 +219,8 @@ def test_it_says_what_is_wrong_and_what_mends_it(facts, text, remedy, report):
         with_libraries(NVVM=Library((), "libNVVM 2.0")),
     ],
 )
-def test_nothing_is_wrong(facts, report):
-    status, output = report(facts, backends=False)
+def test_nothing_is_wrong(facts, diagnose):
+    status, output = diagnose(facts, backends=False)
     assert status == 0 and output.endswith("nothing is wrong\n")
 
 
@@ -228,11 +229,11 @@ def test_bounds_are_those_of_the_metadata():
     metadata.read(ROOT / "setup.cfg")
     lines = metadata["options"]["install_requires"].splitlines()
     asked = [line for line in lines if line and not line.startswith("#")]
-    assert sorted(asked) == sorted(map(doctor.bounded, doctor.BOUNDS))
+    assert sorted(asked) == sorted(map(findings.bounded, findings.BOUNDS))
 
 
 def test_versions():
-    assert doctor.numbers("2.13.0+cu130") == (2, 13, 0) and doctor.numbers("2.5.0rc1") == (2, 5, 0) and doctor.numbers("") == ()
+    assert probes.numbers("2.13.0+cu130") == (2, 13, 0) and probes.numbers("2.5.0rc1") == (2, 5, 0) and probes.numbers("") == ()
 
 
 # Backends
@@ -244,47 +245,47 @@ def off(amount):
     return lambda *args: right(*args) + amount
 
 
-def test_a_wrong_kernel(report, monkeypatch):
+def test_a_wrong_kernel(diagnose, monkeypatch):
     monkeypatch.setattr(backend_cpu, "run", off(1e-3))
-    status, output = report(WITHOUT_GPU)
+    status, output = diagnose(WITHOUT_GPU)
     assert status == 1
     assert re.search(r"^cpu +fp32 on cpu: forward off by 1\.0e-03, where 4\.\de-05 is allowed", output, re.MULTILINE)
     assert re.search(r"^error: cpu in fp32 on cpu: forward off by .*\n    report this output", output, re.MULTILINE)
     assert re.search(r"^reference .*forward ok .*backward ok", output, re.MULTILINE)
 
 
-def test_a_wrong_gradient(report, monkeypatch):
+def test_a_wrong_gradient(diagnose, monkeypatch):
     right = backend_cpu.activate_backward
     monkeypatch.setattr(backend_cpu, "activate_backward", lambda *args: right(*args).mul_(1.001))
-    status, output = report(WITHOUT_GPU)
+    status, output = diagnose(WITHOUT_GPU)
     assert status == 1 and re.search(r"^cpu +fp32 on cpu: forward ok .*, backward off by", output, re.MULTILINE)
 
 
-def test_nan_is_wrong(report, monkeypatch):
+def test_nan_is_wrong(diagnose, monkeypatch):
     monkeypatch.setattr(backend_cpu, "run", off(float("nan")))
-    assert report(WITHOUT_GPU)[0] == 1
+    assert diagnose(WITHOUT_GPU)[0] == 1
 
 
 @pytest.mark.parametrize("place", ["supports", "run"])
-def test_a_backend_that_raises(place, report, monkeypatch):
+def test_a_backend_that_raises(place, diagnose, monkeypatch):
     def fail(*args):
         raise OSError("no such\n\nfile")
 
     monkeypatch.setattr(backend_cpu, place, fail)
-    status, output = report(WITHOUT_GPU)
+    status, output = diagnose(WITHOUT_GPU)
     assert status == 1 and re.search(r"^error: cpu in fp32 on cpu: .*OSError: no such file$", output, re.MULTILINE)
 
 
-def test_what_explains_a_failure_is_mended_first(report, monkeypatch):
+def test_what_explains_a_failure_is_mended_first(diagnose, monkeypatch):
     monkeypatch.setattr(backend_cpu, "run", off(1.0))
-    _, output = report(dataclasses.replace(WITHOUT_GPU, packages=PACKAGES | {"numpy": "2.5.0"}))
+    _, output = diagnose(dataclasses.replace(WITHOUT_GPU, packages=PACKAGES | {"numpy": "2.5.0"}))
     assert re.search(r"^error: cpu in fp32.*\n    first mend what is said above$", output, re.MULTILINE)
 
 
 def test_ptx_that_is_too_new_is_known_by_its_message():
     for message in ("ptxas fatal : Unsupported .version 9.2; current version is '9.0'", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"):
-        assert doctor.failure_remedy(message, LIBRARIES) == "pip install 'nvidia-nvvm==13.0.*'"
-    assert doctor.failure_remedy("OSError", LIBRARIES) == doctor.REPORT
+        assert findings.failure_remedy(message, LIBRARIES) == "pip install 'nvidia-nvvm==13.0.*'"
+    assert findings.failure_remedy("OSError", LIBRARIES) == findings.REPORT
 
 
 # Probes
@@ -328,8 +329,8 @@ class FakeLibrary:
     ids=["", "no device", "broken"],
 )
 def test_the_driver_is_asked(status, gpus, trouble, monkeypatch):
-    monkeypatch.setattr(doctor, "shared_library", lambda *names: FakeLibrary(status))
-    assert doctor.driver() == Driver("590.1", (13, 1), gpus, trouble)
+    monkeypatch.setattr(probes, "shared_library", lambda *names: FakeLibrary(status))
+    assert probes.driver() == Driver("590.1", (13, 1), gpus, trouble)
 
 
 def test_probes_that_raise_are_named(monkeypatch):
@@ -337,15 +338,15 @@ def test_probes_that_raise_are_named(monkeypatch):
         raise AttributeError("torn")
 
     for name in ("driver", "packages", "libraries", "simulated", "caches", "torch_devices"):
-        monkeypatch.setattr(doctor, name, fail)
-    facts = doctor.gather()
+        monkeypatch.setattr(probes, name, fail)
+    facts = probes.gather()
     assert dict.fromkeys(("driver", "packages", "libraries", "simulated", "caches"), "AttributeError: torn") == facts.stopped
     assert facts.torch_trouble == "AttributeError: torn"
 
 
 def test_without_the_bindings(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    found = doctor.libraries()
+    found = probes.libraries()
     assert list(found) == ["NVVM", "nvJitLink", "NVRTC"]
     assert all("cuda.bindings" in library.trouble and not library.version for library in found.values())
 
@@ -354,21 +355,21 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
     """Below a regular file, where not even root can write."""
     (tmp_path / "file").write_text("")
     nowhere, there = tmp_path / "file" / "home", tmp_path / "new" / "folder"
-    assert doctor.first_usable([nowhere]) is None
-    assert doctor.first_usable([None, nowhere, there, tmp_path]) == there
+    assert probes.first_usable([nowhere]) is None
+    assert probes.first_usable([None, nowhere, there, tmp_path]) == there
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "something was left behind"
     for variable in ("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(nowhere))
-    assert doctor.caches().cuda is None
+    assert probes.caches().cuda is None
     monkeypatch.setenv("CUDA_CACHE_PATH", str(there))
-    assert doctor.caches().cuda == there
+    assert probes.caches().cuda == there
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
-    assert doctor.caches().cuda is False
+    assert probes.caches().cuda is False
 
 
 def test_the_simulators_switch_is_found_where_numba_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     for value, on in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", value)
-        assert doctor.simulated() is on
+        assert probes.simulated() is on
