@@ -25,7 +25,6 @@ BACKENDS = {
     "reference": reference,
 }
 
-
 _out_of_service = {}  # (backend, device) -> why
 
 
@@ -35,7 +34,14 @@ def check_backend(name):
         raise ValueError(f"backend must be None or one of {tuple(BACKENDS)}, got {name!r}")
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
+def _serves(name, problem: Problem, forced) -> tuple[bool, str]:
+    """Whether a backend serves, and, unless forced, pays; and if not, why. Remembered, so without its kernels' faults."""
+    backend = BACKENDS[name]
+    ok, reason = backend.supports(problem)
+    return backend.pays(problem) if ok and not forced and hasattr(backend, "pays") else (ok, reason)
+
+
 def choose(problem: Problem, forced=None):
     """(name of the backend that serves, {name: why it declined} of those before it).
 
@@ -43,16 +49,14 @@ def choose(problem: Problem, forced=None):
     """
     check_backend(forced)
     if forced is not None:
-        ok, reason = BACKENDS[forced].supports(problem)
+        ok, reason = _serves(forced, problem, True)
         if not ok:
             raise ValueError(f"backend {forced!r} cannot serve this call: {reason}")
         return forced, {}
     declined = {}
-    for name, backend in BACKENDS.items():
+    for name in BACKENDS:
         fault = _out_of_service.get((name, problem.device))
-        ok, reason = (False, fault) if fault else backend.supports(problem)
-        if ok and hasattr(backend, "pays"):
-            ok, reason = backend.pays(problem)
+        ok, reason = (False, fault) if fault else _serves(name, problem, False)
         if ok:
             return name, declined
         declined[name] = reason
@@ -77,7 +81,6 @@ def attempt(name, device, function):
         return function()
     except KernelError as error:
         _out_of_service[name, device] = str(error)
-        choose.cache_clear()
         advice = "`python -m numba_impl doctor` says what is wrong"
         warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=2)
         return None

@@ -49,7 +49,7 @@ def seed():
 @pytest.fixture(autouse=True)
 def chosen_anew():
     """Backends neither chosen nor out of service because of another test."""
-    dispatch.choose.cache_clear()
+    dispatch._serves.cache_clear()
     dispatch._out_of_service.clear()
 
 
