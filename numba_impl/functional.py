@@ -75,10 +75,11 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
     check_float_tensor("x", x)
     constants = Constants.of(add_value, scale, min_val, max_val)
     name = _one_pass_backend(x)
-    in_place = inplace and _dense(x)
-    y = None
+    in_place, y = False, None
     if name:
-        source = x if _dense(x) else x.contiguous()
+        dense = _dense(x)
+        in_place = inplace and dense
+        source = x if dense else x.contiguous()
         target = x if in_place else torch.empty_like(source)
         y = dispatch.attempt(name, x.device, lambda: dispatch.BACKENDS[name].activate(source, target, constants))
     if y is None:

@@ -74,12 +74,10 @@ def _convolution_backward(g, x, weight, geometry, wanted):
         wants_bias = gradient_of_bias is None
     settings = geometry.stride, geometry.padding, (1, 1), True, geometry.output_padding, 1
     mask = [wants_x, wants_weight, wants_bias]
-    found = [None] * 3
-    if any(mask):
-        found = list(torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[1]], *settings, mask))
-    if gradient_of_bias is not None:
-        found[2] = gradient_of_bias
-    return found
+    if not any(mask):
+        return None, None, gradient_of_bias
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[1]], *settings, mask)
+    return of_x, of_weight, of_bias if wants_bias else gradient_of_bias
 
 
 def _channel_sum(g):

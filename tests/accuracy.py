@@ -146,14 +146,20 @@ def _check(y, pre, pre_error, constants):
     difference = y.detach().double() - want
     special = ~want.isfinite()
     good = torch.where(special, (y == want) | (y.isnan() & want.isnan()), difference.abs() <= bound)
+    _require(good, y, want, bound, {"pre-activation": pre})
+    return torch.where(special, 0.0, difference)
+
+
+def _require(good, got, want, bound, others):
+    """Raise AssertionError unless all are good: it shows the first that is not, and what others hold there."""
     if not good.all():
         bad = good.logical_not().nonzero()
         at = tuple(bad[0].tolist())
+        context = ", ".join(f"{name} {t[at].item()!r}" for name, t in others.items())
         raise AssertionError(
-            f"{len(bad)} of {good.numel()} values wrong; the first at {at}: got {y[at].item()!r}, want {want[at].item()!r} "
-            f"within {bound[at].item():.3g} (pre-activation {pre[at].item()!r})"
+            f"{len(bad)} of {good.numel()} values wrong; the first at {at}: got {got[at].item()!r}, want {want[at].item()!r} "
+            f"within {bound[at].item():.3g} ({context})"
         )
-    return torch.where(special, 0.0, difference)
 
 
 def _epilogue_bound(pre, mish, want, pre_error, constants):
@@ -174,13 +180,7 @@ def _check_gradient(g, pre, pre_error, gy, constants):
     bound = bound.masked_fill(zero, 0)  # gy's, or the clamp's; mish' of a large pre-activation need not be
     difference = g.detach().double() - want
     good = torch.where(want.isfinite(), difference.abs() <= bound, want.isnan() & g.isnan())
-    if not good.all():
-        bad = good.logical_not().nonzero()
-        at = tuple(bad[0].tolist())
-        raise AssertionError(
-            f"{len(bad)} of {good.numel()} gradients wrong; the first at {at}: got {g[at].item()!r}, want {want[at].item()!r} "
-            f"within {bound[at].item():.3g} (pre-activation {pre[at].item()!r}, gy {gy[at].item()!r})"
-        )
+    _require(good, g, want, bound, {"pre-activation": pre, "gy": gy})
     return torch.where(want.isfinite(), difference, 0.0)
 
 

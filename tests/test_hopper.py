@@ -15,7 +15,7 @@ from numba_impl import reference
 from numba_impl.kernels import hopper, split
 from numba_impl.problem import Constants
 from tests.accuracy import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
-from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bits, eager
+from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bad_gradients, bits, eager
 from tests.test_pointwise_backward import around_the_bounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -433,12 +433,7 @@ def test_bad_arguments():
 def test_bad_gy():
     x, weight, bias = case().draw("cuda")
     gy = torch.zeros(case().output_shape, device="cuda")
-    for error, words, bad in (
-        (ValueError, "gy must have shape", gy[:, :, 1:].contiguous()),
-        (ValueError, "gy must have shape", torch.cat([gy, gy])),
-        (ValueError, "gy must be contiguous", gy.to(memory_format=torch.channels_last)),
-        (TypeError, "gy must be torch.float32, got torch.float64", gy.double()),
-    ):
+    for error, words, bad in bad_gradients(gy):
         with pytest.raises(error, match=f"^{words}"):
             run(case(), x, weight, bias, gy=bad)
 

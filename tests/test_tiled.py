@@ -10,7 +10,7 @@ from numba_impl.kernels import tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue_gradient, check_layer, check_layer_gradient
-from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bits, problem
+from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bad_gradients, bits, problem
 from tests.test_pointwise_backward import around_the_bounds
 
 pytestmark = pytest.mark.gpu
@@ -243,12 +243,7 @@ def test_bad_gy(kernel_device):
     case = Case((1, 2, 2, 6), 5, 3, 2, 1, 1)
     x, weight, bias = case.draw(kernel_device)
     gy = torch.zeros(case.output_shape, device=kernel_device)
-    for error, words, bad in (
-        (ValueError, "gy must have shape", gy[:, :, 1:].contiguous()),
-        (ValueError, "gy must have shape", torch.cat([gy, gy])),
-        (ValueError, "gy must be contiguous", gy.to(memory_format=torch.channels_last)),
-        (TypeError, "gy must be torch.float32, got torch.float64", gy.double()),
-    ):
+    for error, words, bad in bad_gradients(gy):
         with pytest.raises(error, match=f"^{words}"):
             run(case, SMALL, OPEN, x, weight, bias, gy=bad)
 

@@ -77,10 +77,8 @@ class Rules(NamedTuple):
 
 def check(case, name, tensors, y, gradients):
     """Raises Wrong unless the result and the gradients are float64's, within what rounding allows."""
-    x = tensors["x"]
-    rules, rows, cols = Rules.of(case, name), case.geometry.rows, case.geometry.cols
-    shape = x.shape[0], case.out, rows.output_size(x.shape[2]), cols.output_size(x.shape[3])
-    demand(y.shape == shape, f"the result's shape is {tuple(y.shape)}, not {shape}")
+    x, rules = tensors["x"], Rules.of(case, name)
+    demand(y.shape == case.output_shape, f"the result's shape is {tuple(y.shape)}, not {case.output_shape}")
     demand(y.dtype == x.dtype and y.device == x.device, f"the result is {y.dtype} on {y.device}")
     if not all(tensor.isfinite().all() for tensor in tensors.values()):  # whose places cuDNN's float64 would spread
         tensors, y = {name: tensor.cpu() for name, tensor in tensors.items()}, y.cpu()

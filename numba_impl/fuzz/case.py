@@ -10,11 +10,6 @@ import torch
 from numba_impl import dispatch
 from numba_impl.problem import Geometry
 
-
-def expanded(t):
-    return t[:1, :1].expand_as(t)
-
-
 LAYOUTS = {
     "contiguous": lambda t: t,
     "channels_last": lambda t: t.to(memory_format=torch.channels_last),
@@ -23,7 +18,7 @@ LAYOUTS = {
     "transposed": lambda t: t.transpose(2, 3).contiguous().transpose(2, 3),
     "batch_last": lambda t: t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
     "offset": lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
-    "expanded": expanded,
+    "expanded": lambda t: t[:1, :1].expand_as(t),
 }
 # Factors of the values of a tensor: one a value, or one for each index along an axis.
 MIXES = {"even": None, "axis0": 0, "axis1": 1, "axis2": 2, "axis3": 3, "values": (0, 1, 2, 3), "sparse": None}
@@ -89,8 +84,7 @@ class Case:
                 raise ValueError(f"{field.name} must be one of {CHOICES[field.name]}, got {value!r}")
         if min(self.x) < 0 or min(self.x[1:]) < 1 or self.out < 1:
             raise ValueError(f"x and out must be positive, but for x's batch, got {self.x} and {self.out}")
-        rows, cols = self.geometry.rows, self.geometry.cols
-        if min(rows.output_size(self.x[2]), cols.output_size(self.x[3])) < 1:
+        if min(self.output_shape[2:]) < 1:
             raise ValueError("the output must have at least one row and column")
         if self.form == "unbatched" and self.x[0] != 1:
             raise ValueError("x must have a batch of 1 if it is to be unbatched")
@@ -108,6 +102,11 @@ class Case:
     @property
     def geometry(self):
         return Geometry.of(self.kernel, self.stride, self.padding, self.extra)
+
+    @property
+    def output_shape(self):
+        rows, cols = self.geometry.rows, self.geometry.cols
+        return self.x[0], self.out, rows.output_size(self.x[2]), cols.output_size(self.x[3])
 
     @property
     def terms(self):
@@ -168,9 +167,7 @@ def draw_operands(case: Case) -> dict[str, Operand]:
         bias = _draw(case, (case.out,), 0, "even", case.bias_special, generator)
         tensors["bias"] = bias if case.weight_layout == "contiguous" else bias.repeat_interleave(2)[::2]
     if case.gradient:
-        rows, cols = case.geometry.rows, case.geometry.cols
-        shape = case.x[0], case.out, rows.output_size(case.x[2]), cols.output_size(case.x[3])
-        tensors["gy"] = LAYOUTS[case.layout](_draw(case, shape, 0, "even", "none", generator))
+        tensors["gy"] = LAYOUTS[case.layout](_draw(case, case.output_shape, 0, "even", "none", generator))
     tensors["x"] = LAYOUTS[case.layout](tensors["x"])
     return {name: Operand.of(tensor) for name, tensor in tensors.items()}
 

@@ -314,17 +314,16 @@ def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0,
     array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
     dtype and ValueError for strides or sizes that do not fit.
     """
-    named = {"x": x, "weight": weight, "bias": bias} | ({} if gy is None else {"gy": gy}) | {"out": out}
-    arrays = {name: contiguous(name, array) for name, array in named.items()}
-    x, out = arrays["x"], arrays["out"]
-    planned = plan(geometry, tile, *x.shape[:2], out.shape[1], *x.shape[2:], gy is not None)
-    for name, shape in planned.shapes.items():
-        if name in arrays and arrays[name].shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(arrays[name].shape)}")
-    outputs = [array for name, array in arrays.items() if name in ("gy", "out")]
+    x, weight, bias, out = contiguous("x", x), contiguous("weight", weight), contiguous("bias", bias), contiguous("out", out)
+    outputs = [out] if gy is None else [contiguous("gy", gy), out]
+    batch, in_channels, height, width = x.shape
+    planned = plan(geometry, tile, batch, in_channels, out.shape[1], height, width, gy is not None)
+    for name, array in (("out", out), ("gy", outputs[0]), ("weight", weight), ("bias", bias)):
+        if array.shape != planned.shapes[name]:
+            raise ValueError(f"{name} must have shape {planned.shapes[name]}, got {tuple(array.shape)}")
     aligned = out.shape[3] % 4 == 0 and all(array.data_ptr() % 16 == 0 for array in outputs)
     vectors = aligned and tile.cols * geometry.cols.stride % 4 == 0
     if planned.blocks:
         constants = add_value, scale, min_val, max_val
-        arguments = *arrays.values(), planned.sizes, planned.tiles, vectors, constants
+        arguments = x, weight, bias, *outputs, planned.sizes, planned.tiles, vectors, constants
         planned.kernel(planned.blocks, *arguments, shared_bytes=planned.shared_bytes)
