@@ -6,13 +6,14 @@ import threading
 
 import torch
 from cuda.bindings import driver
-from cuda.core import LaunchConfig, Stream, launch
+from cuda.core import Device, LaunchConfig, Stream, launch
 from numba import cuda
 from numba.cuda import types
 
 from numba_impl.errors import KernelError
 from numba_impl.kernels.device import SIMULATED
 
+_threads = threading.local()
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
 
 
@@ -84,6 +85,7 @@ class Kernel:
                 self._launch(device, grid, args, shared_bytes)
 
     def _launch(self, device, grid, args, shared_bytes):
+        _bind(device.index)
         kernel = self._loaded.get(device.index) or self._load(device.index)
         if shared_bytes > FREE_SHARED_BYTES:
             _allow_shared(kernel, device.index, shared_bytes)
@@ -121,6 +123,13 @@ def _flat(values, nested):
             yield from value
         else:
             yield value
+
+
+def _bind(index):
+    """Give this thread a CUDA context, once: torch's runtime makes one when it needs it, the driver's own calls do not."""
+    if not hasattr(_threads, "bound"):
+        Device(index).set_current()
+        _threads.bound = True
 
 
 @functools.lru_cache(maxsize=64)

@@ -215,7 +215,7 @@ if os.fork() == 0:
     os._exit(0)
 _, status = os.wait()
 assert status == 0, f"the child ended with status {status}"
-assert torch.equal(torch.load("y.pt"), model(x))
+torch.testing.assert_close(torch.load("y.pt"), model(x))  # torch's convolution sums differently in several threads
 """
 
 

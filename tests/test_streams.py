@@ -1,5 +1,7 @@
 """Inference and training on side streams, in CUDA graphs, and compiled: nothing stale, nothing missed."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,17 @@ def test_fifty_rounds_on_a_side_stream(model):
     torch.cuda.synchronize()
     for pair in zip(got, want, strict=True):
         assert_steps_close(*pair)
+
+
+def test_a_thread_that_has_not_touched_cuda(model):
+    """Its memory is there already, so that no call of torch's makes a context first."""
+    x = torch.randn(SHAPE, device="cuda")
+    with torch.no_grad():
+        want = model(x)
+        model(x)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(torch.no_grad()(model), x).result()
+    assert_same(got, want)
 
 
 def test_an_input_freed_before_a_side_stream_has_read_it(model):
