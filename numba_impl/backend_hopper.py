@@ -66,14 +66,14 @@ def config(problem: Problem):
 
 
 def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+    from numba_impl import tensor_map
     from numba_impl.kernels import hopper, split
 
-    packed, factors = split.outputs(weight)
-    weight = weight.contiguous()
-    split.launch(weight, packed, factors)
+    packed, factors, x_map = split.outputs(weight)
+    x, weight = x.contiguous(), weight.contiguous()
+    split.launch(weight, packed, factors, x_map, tensor_map.of_rows(x, hopper.BOX))
     bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
     out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    hopper.launch(
-        x.contiguous(), packed, factors, weight, bias, out, terms(problem), *constants, gy=None if gy is None else gy.contiguous()
-    )
+    gy = None if gy is None else gy.contiguous()
+    hopper.launch(x, x_map, packed, factors, weight, bias, out, terms(problem), *constants, gy=gy)
     return out

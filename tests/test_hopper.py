@@ -11,7 +11,7 @@ from numba import cuda
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl import reference
+from numba_impl import reference, tensor_map
 from numba_impl.kernels import hopper, split
 from numba_impl.problem import Constants
 from tests.accuracy import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
@@ -56,15 +56,21 @@ GRADIENT_EDGES = {
 }
 
 
+def prepare(x, weight):
+    """(packed, factors, x_map)."""
+    prepared = split.outputs(weight)
+    split.launch(weight, *prepared, tensor_map.of_rows(x, hopper.BOX))
+    return prepared
+
+
 def run(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0, gy=None):
     """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
     out = Guarded(case.output_shape, x.device, offset)
-    packed, factors = split.outputs(weight)
-    split.launch(weight, packed, factors)
+    prepared = prepare(x, weight)
     bias = weight.new_zeros(case.out_channels) if bias is None else bias
     inputs = [x] if gy is None else [x, gy]
     before = [t.clone() for t in inputs]
-    hopper.launch(x, packed, factors, weight, bias, out.tensor, TERMS[precision], *constants, gy=gy)
+    hopper.launch(x, *prepared, weight, bias, out.tensor, TERMS[precision], *constants, gy=gy)
     out.check()
     assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
@@ -416,14 +422,15 @@ def test_benchmark():
 def test_bad_arguments():
     good = case()
     x, weight, bias = good.draw("cuda")
-    packed, factors = split.outputs(weight)
+    packed, factors, x_map = prepared = split.outputs(weight)
     out = torch.empty(good.output_shape, device="cuda")
     for words, arguments in {
-        "terms 1 3 2": (x, packed, factors, weight, bias, out, 2),
-        "out shape": (x, packed, factors, weight, bias, out[:, :, 1:-1].contiguous(), 3),
-        "packed shape": (x, packed[:1], factors, weight, bias, out, 3),
-        "factors shape": (x, packed, factors[:4], weight, bias, out, 3),
-        "in_channels multiple 8 64 12": (x[:, :12].contiguous(), packed, factors, weight, bias, out, 3),
+        "terms 1 3 2": (x, *prepared, weight, bias, out, 2),
+        "out shape": (x, *prepared, weight, bias, out[:, :, 1:-1].contiguous(), 3),
+        "packed shape": (x, packed[:1], factors, x_map, weight, bias, out, 3),
+        "factors shape": (x, packed, factors[:4], x_map, weight, bias, out, 3),
+        "x_map shape": (x, packed, factors, x_map[:8], weight, bias, out, 3),
+        "in_channels multiple 8 64 12": (x[:, :12].contiguous(), *prepared, weight, bias, out, 3),
     }.items():
         with pytest.raises(ValueError) as caught:
             hopper.launch(*arguments, *OPEN)
@@ -465,12 +472,11 @@ def test_unbatched():
 def test_anything_with_an_array_interface():
     """Also the packed weights, which are int32."""
     x, weight, bias = case().draw("cuda")
-    packed, factors = split.outputs(weight)
-    split.launch(weight, packed, factors)
+    prepared = prepare(x, weight)
     out = torch.full(case().output_shape, float("nan"), device="cuda")
-    hopper.launch(*map(cuda.as_cuda_array, (x, packed, factors, weight, bias, out)), 3, *OPEN)
+    hopper.launch(*map(cuda.as_cuda_array, (x, *prepared, weight, bias, out)), 3, *OPEN)
     check_layer(out, x, weight, bias, case().geometry, OPEN)
     gy = torch.randn_like(out)
-    arrays = map(cuda.as_cuda_array, (x, packed, factors, weight, bias, out))
+    arrays = map(cuda.as_cuda_array, (x, *prepared, weight, bias, out))
     hopper.launch(*arrays, 3, *OPEN, gy=cuda.as_cuda_array(gy))
     check_layer_gradient(out, x, weight, bias, gy, case().geometry, OPEN)

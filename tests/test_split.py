@@ -31,11 +31,15 @@ LARGEST = [
 
 def run(weight):
     """(packed, factors) from the kernel, on the CPU: every element written, and nothing around them."""
-    packed, factors = (Guarded(shape, weight.device) for shape in split.shapes(*weight.shape[:2]).values())
+    shapes = split.shapes(*weight.shape[:2])
+    packed, factors = (Guarded(shapes[name], weight.device) for name in ("packed", "factors"))
     unwritten = bits(packed.tensor).flatten()[0].item()
-    split.launch(weight, packed.tensor.view(torch.int32), factors.tensor)
+    words, x_map = torch.randint(-(2**63), 2**63 - 1, (18,)), torch.zeros(18, dtype=torch.int64, device=weight.device)
+    split.launch(weight, packed.tensor.view(torch.int32), factors.tensor, x_map[1:-1], tuple(words[1:-1].tolist()))
     packed.check()
     factors.check()
+    words[0] = words[-1] = 0
+    assert torch.equal(x_map.cpu(), words)
     assert not (bits(packed.tensor) == unwritten).any() and not factors.tensor.isnan().any()
     return bits(packed.tensor).cpu(), factors.tensor.cpu()
 

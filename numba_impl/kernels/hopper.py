@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from numba import cuda, float32, int32, int64, uint8
 from numba.cuda import types
 
-from numba_impl import fragments, scaling
+from numba_impl import fragments, scaling, tensor_map
 from numba_impl.kernels import plain, ptx, split
 from numba_impl.kernels.device import device, unroll
 from numba_impl.kernels.products import products
@@ -29,9 +29,9 @@ from numba_impl.problem import Geometry
 CAPABILITY = (9, 0)  # wgmma and setmaxnreg are of sm_90a alone
 MAX_CHANNELS = 64
 STRIP = 64  # cells of a unit
-SLOT_BITS = 2
-SLOTS = 2**SLOT_BITS  # rows of the ring
-AHEAD = 3  # rows between the one loaded and the one asked into L2
+BOX = STRIP + 4  # pixels of a row that the bulk copy engine loads: the strip and the one beside it, in multiples of 16 bytes
+MAXIMA_BYTES = 8 * STRIP + 16
+AHEAD = 3  # rows between the one loaded and the one asked into L2, where the engine does not serve
 PLANE = fragments.pixel_offset(STRIP - 1) + 144  # bytes of a row's hi or lo: its pixels and the one beside
 THREADS = 384
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 88, 208
@@ -50,12 +50,14 @@ scale_fits, choose_scale = scaling.build(device)
 @dataclass(frozen=True)
 class Config:
     """What a kernel is compiled for: channels, multiples of 8; ``terms``, 3 or 1; and ``vector``, how many fp32 at the
-    start of a row of outputs are one aligned access: 4, 2 or 1; ``backward``: it gives the gradient at the pre-activation."""
+    start of a row of outputs are one aligned access: 4, 2 or 1; ``bulk``: the bulk copy engine loads x, whose rows are
+    multiples of 16 bytes; ``backward``: it gives the gradient at the pre-activation."""
 
     in_channels: int
     out_channels: int
     terms: int
     vector: int
+    bulk: bool = True
     backward: bool = False
 
     @property
@@ -79,9 +81,25 @@ class Config:
         return PLANE * self.halves
 
     @property
+    def slots(self):
+        """Rows of the ring: two that are multiplied, and what else there is room for."""
+        return 3 if self.terms == 3 else 4
+
+    @property
+    def stages(self):
+        """Rows of x as they are, that the bulk copy engine loads ahead."""
+        return 1 if self.terms == 3 else 2
+
+    @property
+    def stage_bytes(self):
+        """Of such a row: [in_channels, BOX] fp32."""
+        return 4 * BOX * self.in_channels
+
+    @property
     def shared_bytes(self):
-        """Weights, ring, and 256 + 8 * out_channels bytes of small things: see ``build``."""
-        return self.half_bytes * self.halves + SLOTS * self.row_bytes + 8 * self.out_channels + 256
+        """Weights, stages, ring, and 1200 + 8 * out_channels bytes of small things: see ``build``."""
+        rows = self.stages * self.stage_bytes + self.slots * self.row_bytes
+        return self.half_bytes * self.halves + rows + 8 * self.out_channels + 1200
 
 
 def schedule(config: Config):
@@ -114,16 +132,19 @@ def build(config: Config) -> Kernel:
     """The kernel for a configuration; image sizes and constants are its arguments."""
     C_IN, C_OUT, STEPS, VECTOR = config.in_channels, config.out_channels, config.steps, config.vector
     SUMS, COUNT = C_OUT // 2, 8 * STEPS  # a consumer thread's sums of a parity; a producer thread's channels
-    SPLIT, ROW, BACKWARD = config.terms == 3, config.row_bytes, config.backward
+    SPLIT, ROW, BULK, BACKWARD = config.terms == 3, config.row_bytes, config.bulk, config.backward
+    SLOTS, STAGES, STAGE_BYTES = config.slots, config.stages, config.stage_bytes
     WEIGHT_BYTES = config.half_bytes * config.halves  # smem weights: [hi, lo][9, C_IN / 8, C_OUT, 8] fp16
-    RING = WEIGHT_BYTES  # smem [SLOTS, hi and lo] of pixels, fragments.pixel_offset, of [64 channels] fp16
+    STAGE = WEIGHT_BYTES  # smem [STAGES, C_IN, BOX] fp32
+    RING = STAGE + STAGES * STAGE_BYTES  # smem [SLOTS, hi and lo] of pixels, fragments.pixel_offset, of [64 channels] fp16
     CHANNELS = RING + SLOTS * ROW  # smem [C_OUT] (factor, bias)
-    STATISTICS = CHANNELS + 8 * C_OUT  # smem [2, 4 warps] (largest, smallest) bits
-    SIZES = STATISTICS + 64  # smem height, width, out_height, out_width
+    MAXIMA = CHANNELS + 8 * C_OUT  # smem [2, 2 halves of the channels, STRIP] bits of a pixel's largest |x|, and [2, 2] beside
+    SIZES = MAXIMA + 2 * MAXIMA_BYTES  # smem height, width, out_height, out_width
     SCALES = SIZES + 16  # smem [SLOTS] what undoes a row's scale, or ANY or NONE
-    FULL = SCALES + 4 * SLOTS  # smem barriers [SLOTS]: the row is there
+    FULL = SCALES + 16  # smem barriers [SLOTS]: the row is there
     EMPTY = FULL + 8 * SLOTS  # and it has been used
-    LOADED = EMPTY + 8 * SLOTS  # smem barrier: the weights are there
+    STAGED = EMPTY + 8 * SLOTS  # smem barriers [STAGES]: the row of x is there
+    LOADED = STAGED + 8 * STAGES  # smem barrier: the weights are there
     DESCRIPTOR = LOADED + 8  # smem low half of theirs
     # High half of the weights' descriptors: no swizzle, bytes between columns of 8 channels and between groups of 8 rows.
     LAYOUT = (16 * C_OUT >> 4) << 16 | (128 >> 4) << 32
@@ -135,11 +156,36 @@ def build(config: Config) -> Kernel:
     more_registers = ptx.set_registers(CONSUMER_REGISTERS, more=True)
 
     @device
-    def place(load):
-        """(slot of the ring, parity of its phase) of a row, counted from the block's first."""
-        return int32(load & (SLOTS - 1)), int32(load >> SLOT_BITS & 1)
+    def ring_of(load, count):
+        """(index in a ring of a few, parity of its phase) of a row, counted from the block's first."""
+        turn = int32(int64(load) * -(-(2**32) // count) >> 32)  # load // count
+        return int32(load - turn * count), int32(turn & 1)
 
     # The producer: a thread has a pixel and half of the channels, warp 0 besides two channels a lane of the pixel beside.
+
+    @device
+    def following(row, image, height):
+        """(row, image) after one; the row below an image, zeros, ends it."""
+        last = row == height
+        return int32(0) if last else int32(row + 1), int32(image + 1) if last else image
+
+    @device
+    def stage_of(load):
+        """(offset of a row's stage, of its barrier, parity of its phase)."""
+        stage, phase = ring_of(load, STAGES)
+        return int32(STAGE + stage * STAGE_BYTES), int32(STAGED + 8 * stage), phase
+
+    @device
+    def ask(thread, x_map, base, load, loads, cell, row, image):
+        """Let the bulk copy engine load a row into its stage, if there is such a row."""
+        if thread == 0 and load < loads:
+            at, staged, _ = stage_of(load)
+            ptx.mbarrier_arrive_expect(base + staged, STAGE_BYTES)
+            ptx.bulk_copy_box(base + at, x_map, cell, row, 0, image, base + staged)
+
+    @device
+    def read_value(i, values, at, half):
+        values[i] = ptx.load_shared_or_zero(at + 4 * BOX * i, C_IN == 2 * COUNT or half * COUNT + i < C_IN)
 
     @device
     def load_value(i, values, at, plane, half, inside):
@@ -167,8 +213,16 @@ def build(config: Config) -> Kernel:
             h3 = ptx.half2(values[8 * i + 6] * scale, values[8 * i + 7] * scale)
             ptx.store_shared4_bits(at + 16 * i, h0, h1, h2, h3)
 
-    load_values, measure_all = unroll(COUNT, load_value), unroll(COUNT // 4, measure)
+    read_values, load_values, measure_all = unroll(COUNT, read_value), unroll(COUNT, load_value), unroll(COUNT // 4, measure)
     store_chunks = unroll(STEPS, store_chunk)
+
+    @device
+    def read_row(values, beside, base, load, pixel, half, warp, lane):
+        at, staged, phase = stage_of(load)
+        ptx.mbarrier_wait(base + staged, phase)
+        read_values(values, int32(base + at + 4 * (half * COUNT * BOX + pixel)), half)
+        for j in range(2):
+            beside[j] = ptx.load_shared_or_zero(base + at + 4 * ((2 * lane + j) * BOX + STRIP), warp == 0 and 2 * lane < C_IN)
 
     @device
     def load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane):
@@ -183,47 +237,64 @@ def build(config: Config) -> Kernel:
             ptx.prefetch(at + channel * plane + (AHEAD * int64(width) + line) * 4, ahead)
 
     @device
-    def row_range(values, beside, stats, warp, lane):
+    def row_range(values, beside, maxima, thread, warp, lane):
         """(largest, smallest) over the row's pixels of a pixel's largest |x|, as bits; zero pixels do not count below."""
         largest = cuda.local.array(4, float32)
         for j in range(4):
             largest[j] = float32(0)
         measure_all(values, largest)
-        own = ptx.bits(ptx.maximum(ptx.maximum(largest[0], largest[1]), ptx.maximum(largest[2], largest[3])))
-        own = max(own, cuda.shfl_xor_sync(0xFFFFFFFF, own, 16))
-        high, low = ptx.warp_max(own), ptx.warp_min(own if own > 0 else int32(scaling.INFINITE))
+        own = ptx.maximum(ptx.maximum(largest[0], largest[1]), ptx.maximum(largest[2], largest[3]))
+        ptx.store_shared(maxima + 4 * thread, own)
         if warp == 0:
             edge = ptx.warp_max(ptx.bits(ptx.maximum(abs(beside[0]), abs(beside[1]))))
-            high, low = max(high, edge), min(low, edge if edge > 0 else int32(scaling.INFINITE))
-        if lane == 0:
-            ptx.store_shared2_bits(stats + 8 * warp, high, low)
+            ptx.store_shared2_bits(maxima + 8 * STRIP, edge, edge)
         ptx.barrier_sync(1, 128)
-        for other in range(4):
-            other_high, other_low = ptx.load_shared2_bits(stats + 8 * other)
-            high, low = max(high, other_high), min(low, other_low)
-        return high, low
+        a0, a1 = ptx.load_shared2_bits(maxima + 8 * lane)
+        b0, b1 = ptx.load_shared2_bits(maxima + 8 * lane + 4 * STRIP)
+        edge, _ = ptx.load_shared2_bits(maxima + 8 * STRIP)
+        a0, a1 = max(a0, b0), max(a1, b1)
+        low = min(min(nonzero(a0), nonzero(a1)), nonzero(edge))
+        return ptx.warp_max(max(max(a0, a1), edge)), ptx.warp_min(low)
 
     @device
-    def produce(x, base, thread, cell, first, last, height, width):
+    def nonzero(bits):
+        return bits if bits > 0 else int32(scaling.INFINITE)
+
+    @device
+    def produce(x, x_map, base, thread, cell, first, last, height, width):
         fewer_registers()
         values, beside = cuda.local.array(COUNT, float32), cuda.local.array(2, float32)
         lane, warp = int32(thread % 32), int32(thread // 32)
-        pixel, half = int32(16 * warp + lane % 16), int32(lane // 16)
+        pixel, half = int32(thread % STRIP), int32(thread // STRIP)
         at_pixel = int32(base + RING + pixel_offset(pixel) + half * 16 * STEPS)
         plane = int64(height) * width * 4
         image = ptx.divide(first, height)
         row = int32(first - image * height)
+        # One row more than units of an image: the row below the last unit's.
+        loads = int32(last - first + ptx.divide(last - 1, height) - image + 1)
         split_weights = True
         for channel in range(C_OUT):
             factor, _ = ptx.load_shared2(base + CHANNELS + 8 * channel)
             split_weights = split_weights and factor != 0
-        load, left, shift = int32(0), int32(last - first), int32(scaling.FIRST)
-        while left > 0:
-            load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane)
-            high, low = row_range(values, beside, base + STATISTICS + (load & 1) * 32, warp, lane)
+        row_asked, image_asked = row, image
+        shift = int32(scaling.FIRST)
+        if BULK:
+            x_map = ptx.global_address(x_map)
+            for load in range(STAGES):
+                ask(thread, x_map, base, load, loads, cell, row_asked, image_asked)
+                row_asked, image_asked = following(row_asked, image_asked, height)
+        for load in range(loads):
+            if BULK:
+                read_row(values, beside, base, load, pixel, half, warp, lane)
+            else:
+                load_row(values, beside, x, image, cell, row, height, width, plane, pixel, half, warp, lane)
+            high, low = row_range(values, beside, int32(base + MAXIMA + (load & 1) * MAXIMA_BYTES), thread, warp, lane)
+            if BULK:  # every thread has read the stage, as row_range waits for all
+                ask(thread, x_map, base, load + STAGES, loads, cell, row_asked, image_asked)
+                row_asked, image_asked = following(row_asked, image_asked, height)
             shift = int32(choose_scale(shift, high, low))
             scale = ptx.from_bits(int32((127 + shift) << 23))
-            slot, phase = place(load)
+            slot, phase = ring_of(load, SLOTS)
             if load >= SLOTS:
                 ptx.mbarrier_wait(base + EMPTY + slot * 8, phase ^ 1)
             store_chunks(values, scale, int32(at_pixel + slot * ROW))
@@ -238,12 +309,7 @@ def build(config: Config) -> Kernel:
                 undo = float32(ANY) if high == 0 else undo if scale_fits(shift, high, low) else float32(NONE)
                 ptx.store_shared(base + SCALES + slot * 4, undo if split_weights else float32(NONE))
             ptx.mbarrier_arrive(base + FULL + slot * 8)
-            # The row below the image, zeros, ends it: it is loaded for the last unit's sake, and is no unit's own.
-            if load > 0 and row > 0:
-                left = int32(left - 1)
-            load, row = int32(load + 1), int32(row + 1)
-            if row > height:
-                row, image = int32(0), int32(image + 1)
+            row, image = following(row, image, height)
 
     # A consumer: a thread has two pixels' two column parities, 16 bytes of a row of outputs, and stores another's.
 
@@ -263,35 +329,40 @@ def build(config: Config) -> Kernel:
         )
 
     @device
-    def store_run(i, sums, channels, undo, source, at, plane, left, from_out, constants):
+    def store_run(row, j, e, sums, factor, bias, source, to, left, from_out, constants):
         """Of one channel and row parity: four neighbours, of which the first ``left`` are inside the image."""
-        j, e, a = i // 4, i // 2 % 2, i % 2
-        factor, bias = ptx.load_shared2(channels + 8 * (8 * j + e))
-        factor = factor * undo
-        y0 = finish(sums[2 * a, 4 * j + e] * factor + bias, constants)
-        y1 = finish(sums[2 * a + 1, 4 * j + e] * factor + bias, constants)
-        y2 = finish(sums[2 * a, 4 * j + e + 2] * factor + bias, constants)
-        y3 = finish(sums[2 * a + 1, 4 * j + e + 2] * factor + bias, constants)
+        y0 = finish(sums[2 * row, 4 * j + e] * factor + bias, constants)
+        y1 = finish(sums[2 * row + 1, 4 * j + e] * factor + bias, constants)
+        y2 = finish(sums[2 * row, 4 * j + e + 2] * factor + bias, constants)
+        y3 = finish(sums[2 * row + 1, 4 * j + e + 2] * factor + bias, constants)
         y0, y1 = cuda.shfl_sync(0xFFFFFFFF, y0, source), cuda.shfl_sync(0xFFFFFFFF, y1, source)
         y2, y3 = cuda.shfl_sync(0xFFFFFFFF, y2, source), cuda.shfl_sync(0xFFFFFFFF, y3, source)
-        to = at[a]
         if BACKWARD:
-            g0, g1, g2, g3 = load_run(to + from_out, left[a])
+            g0, g1, g2, g3 = load_run(to + from_out, left)
             y0, y1 = gradient(y0, g0, *constants), gradient(y1, g1, *constants)
             y2, y3 = gradient(y2, g2, *constants), gradient(y3, g3, *constants)
         if VECTOR == 4:
-            ptx.stream4(to, y0, y1, y2, y3, left[a] > 0)
+            ptx.stream4(to, y0, y1, y2, y3, left > 0)
         elif VECTOR == 2:
-            ptx.stream2(to, y0, y1, left[a] > 0)
-            ptx.stream2(to + 8, y2, y3, left[a] > 2)
+            ptx.stream2(to, y0, y1, left > 0)
+            ptx.stream2(to + 8, y2, y3, left > 2)
         else:
-            ptx.stream(to, y0, left[a] > 0)
-            ptx.stream(to + 4, y1, left[a] > 1)
-            ptx.stream(to + 8, y2, left[a] > 2)
-            ptx.stream(to + 12, y3, left[a] > 3)
-        at[a] = to + (7 * plane if e else plane)  # counted up, as products for every channel would fill the registers
+            ptx.stream(to, y0, left > 0)
+            ptx.stream(to + 4, y1, left > 1)
+            ptx.stream(to + 8, y2, left > 2)
+            ptx.stream(to + 12, y3, left > 3)
 
-    store_runs = unroll(C_OUT // 2, store_run)
+    @device
+    def store_channel(i, sums, channels, undo, source, at, plane, left, from_out, constants):
+        j, e = i // 2, i % 2
+        factor, bias = ptx.load_shared2(channels + 8 * (8 * j + e))
+        factor = factor * undo
+        store_run(0, j, e, sums, factor, bias, source, at[0], left[0], from_out, constants)
+        store_run(1, j, e, sums, factor, bias, source, at[1], left[1], from_out, constants)
+        step = 7 * plane if e else plane  # counted up, as products for every channel would fill the registers
+        at[0], at[1] = at[0] + step, at[1] + step
+
+    store_channels = unroll(C_OUT // 4, store_channel)
 
     @device
     def consume(x, weight, bias, gy, out, base, thread, consumer, cell, first, last, sizes, constants):
@@ -322,7 +393,7 @@ def build(config: Config) -> Kernel:
             row, load, steps = int32(row + steps), int32(load + steps), int32(2)
             while row >= height:
                 row, load, image = int32(row - height), int32(load + 1), int32(image + 1)
-            (slot, phase), (slot_below, phase_below) = place(load), place(int32(load + 1))
+            (slot, phase), (slot_below, phase_below) = ring_of(load, SLOTS), ring_of(load + 1, SLOTS)
             ptx.mbarrier_wait(base + FULL + slot * 8, phase)
             ptx.mbarrier_wait(base + FULL + slot_below * 8, phase_below)
             undo, undo_below = ptx.load_shared(base + SCALES + slot * 4), ptx.load_shared(base + SCALES + slot_below * 4)
@@ -345,20 +416,22 @@ def build(config: Config) -> Kernel:
                 left_below = left if 2 * row + 1 < out_height else int32(0)
                 at[0] = corner + image * C_OUT * plane + 2 * row * row_bytes
                 at[1] = at[0] + row_bytes
-                store_runs(sums, channels, undo, source, at, plane, (left, left_below), from_out, constants)
+                store_channels(sums, channels, undo, source, at, plane, (left, left_below), from_out, constants)
             else:
                 # Sizes from shared memory, so that what follows from them is not kept in registers all the time.
                 sizes_0, sizes_1 = ptx.load_shared2_bits(base + SIZES), ptx.load_shared2_bits(base + SIZES + 8)
                 compute_plainly(thread, x, weight, bias, gy, out, image, row, cell, sizes_0 + sizes_1, constants)
 
     @device
-    def compute(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants):
+    def compute(x, packed, factors, x_map, weight, bias, gy, out, units, strips, sizes, constants):
         base = ptx.shared_address(cuda.shared.array(0, uint8))
         thread, height, width = int32(cuda.threadIdx.x), sizes[0], sizes[1]
         if thread == 0:
             for slot in range(SLOTS):
                 ptx.mbarrier_init(base + FULL + 8 * slot, 128)
                 ptx.mbarrier_init(base + EMPTY + 8 * slot, 8)  # four warps of each of a row's two uses
+            for stage in range(STAGES):
+                ptx.mbarrier_init(base + STAGED + 8 * stage, 1)
             ptx.mbarrier_init(base + LOADED, 1)
             ptx.mbarrier_init_fence()
             ptx.mbarrier_arrive_expect(base + LOADED, WEIGHT_BYTES)
@@ -380,19 +453,19 @@ def build(config: Config) -> Kernel:
         last = int32(first + share + int32(position < more))
         group = cuda.shfl_sync(0xFFFFFFFF, thread // 128, 0)  # by a shuffle, so that the compiler knows it is the same for a warp
         if group == 0:
-            produce(x, base, thread, cell, first, last, height, width)
+            produce(x, x_map, base, thread, cell, first, last, height, width)
         else:
             consume(x, weight, bias, gy, out, base, int32(thread % 128), int32(group - 1), cell, first, last, sizes, constants)
 
-    def hopper(x, packed, factors, weight, bias, out, units, strips, sizes, constants):
-        compute(x, packed, factors, weight, bias, out, out, units, strips, sizes, constants)  # gy is not read
+    def hopper(x, packed, factors, x_map, weight, bias, out, units, strips, sizes, constants):
+        compute(x, packed, factors, x_map, weight, bias, out, out, units, strips, sizes, constants)  # gy is not read
 
-    def hopper_backward(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants):
-        compute(x, packed, factors, weight, bias, gy, out, units, strips, sizes, constants)
+    def hopper_backward(x, packed, factors, x_map, weight, bias, gy, out, units, strips, sizes, constants):
+        compute(x, packed, factors, x_map, weight, bias, gy, out, units, strips, sizes, constants)
 
     pointer, tuple_of = types.CPointer, types.UniTuple
     f, i = types.float32, types.int32
-    arrays = pointer(f), pointer(i), *[pointer(f)] * (5 if BACKWARD else 4)
+    arrays = pointer(f), pointer(i), pointer(f), pointer(types.int64), *[pointer(f)] * (4 if BACKWARD else 3)
     signature = types.void(*arrays, i, i, tuple_of(i, 4), tuple_of(f, 4))
     return Kernel(hopper_backward if BACKWARD else hopper, signature, THREADS, 1)
 
@@ -419,19 +492,19 @@ def cycles(config: Config, batch, height, width, multiprocessors):
     return waves * (START + unit * -(-units * strips // blocks)) if blocks else 0
 
 
-def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
+def launch(x, packed, factors, x_map, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device of sm_90.
 
-    H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed`` and
-    ``factors`` are the weights as ``split.launch`` gives them, ``weight`` [C_in, C_out, 3, 3] and ``bias`` [C_out] as
-    they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. With ``gy``, of the
+    H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed``,
+    ``factors`` and ``x_map`` are what ``split.launch`` makes of the weights and x, ``weight`` [C_in, C_out, 3, 3] and
+    ``bias`` [C_out] as they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. With ``gy``, of the
     shape of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Raises
     TypeError for another dtype and ValueError for strides, sizes or terms that do not fit.
     """
     arrays = {"x": x, "weight": weight, "bias": bias, "out": out}
     x, weight, bias, out = (contiguous(name, array) for name, array in arrays.items())
     outputs = [out] if gy is None else [contiguous("gy", gy), out]
-    packed, factors = as_tensor(packed), as_tensor(factors)
+    packed, factors, x_map = map(as_tensor, (packed, factors, x_map))
     batch, in_channels, height, width = x.shape
     out_channels, out_height, out_width = out.shape[1:]
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
@@ -444,15 +517,16 @@ def launch(x, packed, factors, weight, bias, out, terms, add_value, scale, min_v
         raise ValueError(f"out must have shape {full} or one row or column less, got {tuple(out.shape)}")
     shapes = {"weight": (in_channels, out_channels, 3, 3), "bias": (out_channels,)} | split.shapes(in_channels, out_channels)
     shapes["gy"] = tuple(out.shape)
-    for name, array in (("weight", weight), ("bias", bias), ("packed", packed), ("factors", factors), ("gy", outputs[0])):
+    arrays = {"packed": packed, "factors": factors, "x_map": x_map, "weight": weight, "bias": bias, "gy": outputs[0]}
+    for name, array in arrays.items():
         if array.shape != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, got {tuple(array.shape)}")
     if reason := too_large(batch, height, width):
         raise ValueError(f"{reason}: x is {tuple(x.shape)}")
     vector = next(v for v in (4, 2, 1) if out_width % v == 0 and all(array.data_ptr() % (4 * v) == 0 for array in outputs))
-    config = Config(in_channels, out_channels, terms, vector, backward=gy is not None)
+    config = Config(in_channels, out_channels, terms, vector, tensor_map.fits(x), backward=gy is not None)
     strips, units, blocks = grid(batch, height, width, multiprocessors(x.device))
     if blocks:
         sizes, constants = (height, width, out_height, out_width), (add_value, scale, min_val, max_val)
-        arguments = x, packed, factors, weight, bias, *outputs, units, strips, sizes, constants
+        arguments = x, packed, factors, x_map, weight, bias, *outputs, units, strips, sizes, constants
         build(config)(blocks, *arguments, shared_bytes=config.shared_bytes)

@@ -329,6 +329,14 @@ def load_shared(address):
     """ld.shared.f32."""
 
 
+_LOAD_SHARED = "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.shared.f32 $0, [$1]; }"
+
+
+@emits(_instruction(_LOAD_SHARED, "rr", "f"))
+def load_shared_or_zero(address, keep):
+    """ld.shared.f32, or 0 where ``keep`` is 0, without an access."""
+
+
 @emits(_instruction("ld.volatile.shared.b32 $0, [$1];", "r", "r"))
 def load_shared_anew(address):
     """ld.volatile.shared.b32: an int32 that the compiler takes to be another one each time."""
@@ -439,6 +447,24 @@ _BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes 
 @emits(_instruction(_BULK_COPY, "rlrr"))
 def bulk_copy(shared, source, size, barrier):
     """cp.async.bulk (sm_90): ``size`` bytes from a global to a shared address, both multiples of 16; ``barrier`` counts them."""
+
+
+_BULK_COPY_TENSOR = (
+    "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4, $5}], [$6];"
+)
+
+
+@emits(_instruction(_BULK_COPY_TENSOR, "rlrrrrr"))
+def bulk_copy_box(shared, tensor_map, x, y, z, w, barrier):
+    """cp.async.bulk.tensor.4d (sm_90): the box at (x, y, z, w), x innermost, of the tensor that a map describes.
+
+    To a shared address, a multiple of 128; outside of the tensor are zeros, and all are counted by ``barrier``.
+    """
+
+
+@emits(_instruction("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", "l"))
+def tensor_map_fence(tensor_map):
+    """fence.proxy.tensormap (sm_90): a map that an earlier kernel wrote is seen by the bulk copy engine."""
 
 
 def set_registers(count, more):

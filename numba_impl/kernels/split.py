@@ -3,6 +3,8 @@
 It runs before each call of the layer, on the same stream, so that no change of the weights can be
 missed, whoever makes it (an optimiser, ``weight.data``, a replayed graph), and nothing waits. A block
 has one output channel, which has a scale of its own: the largest |w| becomes 2^14 ... 2^15.
+
+On the way it puts the tensor map of x, its arguments, into global memory, where the bulk copy engine reads it.
 """
 
 import functools
@@ -11,7 +13,9 @@ import torch
 from numba import cuda, float32, int32
 from numba.cuda import types
 
+from numba_impl import tensor_map
 from numba_impl.kernels import ptx
+from numba_impl.kernels.device import device, unroll
 from numba_impl.launch import Kernel, contiguous
 from numba_impl.scaling import MAX_SHIFT
 
@@ -21,22 +25,31 @@ TOP = 14  # exponent that the largest |w| of a channel is given
 
 
 def shapes(in_channels, out_channels):
-    """Of ``packed``, [hi and lo, taps, padded in_channels / 8, out_channels, 4] pairs of fp16 as int32, and of ``factors``."""
-    return {"packed": (2, TAPS, -(-in_channels // 16) * 2, out_channels, 4), "factors": (out_channels,)}
+    """Of ``packed``, [hi and lo, taps, padded in_channels / 8, out_channels, 4] pairs of fp16, ``factors`` and ``x_map``."""
+    packed = 2, TAPS, -(-in_channels // 16) * 2, out_channels, 4
+    return {"packed": packed, "factors": (out_channels,), "x_map": (tensor_map.WORDS,)}
 
 
 def outputs(weight):
-    """Empty (packed, factors) for a weight tensor, on its device."""
-    packed, factors = shapes(*weight.shape[:2]).values()
-    return torch.empty(packed, dtype=torch.int32, device=weight.device), torch.empty(factors, device=weight.device)
+    """Empty (packed, factors, x_map) for a weight tensor, on its device."""
+    dtypes = torch.int32, torch.float32, torch.int64
+    return [torch.empty(s, dtype=d, device=weight.device) for s, d in zip(shapes(*weight.shape[:2]).values(), dtypes)]
 
 
 @functools.lru_cache
 def build() -> Kernel:
-    def split(weight, packed, factors, in_channels, out_channels):
+    @device
+    def store_word(i, x_map, words):
+        x_map[i] = words[i]
+
+    store_words = unroll(tensor_map.WORDS, store_word)
+
+    def split(weight, packed, factors, x_map, in_channels, out_channels, words):
         # weight [in_channels, out_channels, 9] fp32; packed [2 (hi, lo), 9, padded / 8, out_channels, 4] pairs of fp16
         largest = cuda.shared.array(THREADS, int32)
         thread, channel = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        if thread == 0 and channel == 0:
+            store_words(x_map, words)
         size = int32(in_channels * TAPS)
         own = int32(0)
         for e in range(thread, size, THREADS):
@@ -62,16 +75,19 @@ def build() -> Kernel:
             to = ((tap * (pairs // 4) + pair // 4) * out_channels + channel) * 4 + pair % 4
             packed[to], packed[pairs * TAPS * out_channels + to] = ptx.split_half2(a * scale, b * scale)
 
-    f, i = types.float32, types.int32
-    signature = types.void(types.CPointer(f), types.CPointer(i), types.CPointer(f), i, i)
+    f, i, pointer = types.float32, types.int32, types.CPointer
+    signature = types.void(
+        pointer(f), pointer(i), pointer(f), pointer(types.int64), i, i, types.UniTuple(types.int64, tensor_map.WORDS)
+    )
     return Kernel(split, signature, THREADS, 1)
 
 
-def launch(weight, packed, factors):
-    """Fill ``packed`` (int32, ``shapes``) and ``factors`` from ``weight`` [in_channels, out_channels, 3, 3], fp32.
+def launch(weight, packed, factors, x_map, words):
+    """Fill ``packed`` (int32, ``shapes``) and ``factors`` from ``weight`` [in_channels, out_channels, 3, 3], fp32; ``x_map``
+    (int64) from ``words``, of ``tensor_map``.
 
     in_channels must be even; all are contiguous tensors of one device.
     """
     weight = contiguous("weight", weight)
     in_channels, out_channels = weight.shape[:2]
-    build()(out_channels, weight, packed, factors, in_channels, out_channels)
+    build()(out_channels, weight, packed, factors, x_map, in_channels, out_channels, words)

@@ -1,0 +1,40 @@
+"""How Hopper's bulk copy engine is told of a tensor: the driver's 128 bytes, which name a box of it and what lies outside."""
+
+import functools
+
+from cuda.bindings import driver
+
+WORDS = 16  # of 64 bits
+ALIGNED = 16  # bytes, of the tensor's address and of its rows
+
+
+def fits(x) -> bool:
+    """Whether the engine can load from x [N, C, H, W], fp32 and contiguous."""
+    return x.numel() > 0 and x.shape[3] * x.element_size() % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
+
+
+def of_rows(x, pixels) -> tuple[int, ...]:
+    """The map of x [N, C, H, W], fp32 and contiguous, for boxes [1, C, 1, pixels]: zero outside of x. Zeros if x does not fit."""
+    return _encode(x.data_ptr(), tuple(x.shape), pixels) if fits(x) else (0,) * WORDS
+
+
+@functools.lru_cache(maxsize=256)
+def _encode(address, shape, pixels):
+    sizes = [shape[3], shape[2], shape[1], shape[0]]  # innermost first, as the driver has them
+    strides = [4 * shape[3], 4 * shape[3] * shape[2], 4 * shape[3] * shape[2] * shape[1]]
+    status, encoded = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        4,
+        address,
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in (pixels, 1, shape[1], 1)],
+        [driver.cuuint32_t(1)] * 4,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"no tensor map of shape {shape} at address {address:#x}: {status.name}")
+    return tuple(int(word) for word in encoded.opaque)
