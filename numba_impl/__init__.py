@@ -23,6 +23,7 @@ The layers, from the top; each imports only from below:
     kernels/pointwise_backward   its gradient
     kernels/channel_sum the gradient of a bias
     launch              compilation, torch's stream and device, array exchange
+    cache               compiled kernels on disk
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling
     fragments           which thread of the tensor-core kernel holds which element
@@ -33,6 +34,7 @@ The layers, from the top; each imports only from below:
     errors              a kernel that does not compile or load
 """
 
+import numba_impl.cache  # noqa: F401 - before the sources whose state it records
 from numba_impl.functional import conv_transpose2d_mish_add_hardtanh_scale, mish_add_hardtanh_scale
 
 __all__ = ["conv_transpose2d_mish_add_hardtanh_scale", "mish_add_hardtanh_scale"]

@@ -6,10 +6,11 @@ import threading
 
 import torch
 from cuda.bindings import driver
-from cuda.core import Device, LaunchConfig, Stream, launch
+from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 from numba import cuda
 from numba.cuda import types
 
+from numba_impl import cache
 from numba_impl.errors import KernelError
 from numba_impl.kernels.device import SIMULATED
 
@@ -55,13 +56,14 @@ def contiguous(name, array):
 class Kernel:
     """A kernel function with its signature and launch bounds: Numba compiles it at its first launch, CUDA launches it.
 
-    ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers.
+    ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers. ``config`` is all that
+    the function was built from, by which, and the package's sources, its code is kept on disk; None keeps it in memory alone.
     Pointers in the signature take tensors, whose addresses cost less than an array interface; tuples take tuples.
     """
 
-    def __init__(self, function, signature, threads, blocks):
+    def __init__(self, function, signature, threads, blocks, config=None):
         self.function, self.signature = function, signature
-        self.threads, self.blocks = threads, blocks
+        self.threads, self.blocks, self.config = threads, blocks, config
         self._loaded = {}  # device index -> cuda.core kernel
         self._lock = threading.Lock()
 
@@ -100,20 +102,30 @@ class Kernel:
         return [scalars.get(kind, torch.Tensor.data_ptr) for kind in _flat(self.signature.args, types.UniTuple)]
 
     def _load(self, index):
-        """Compile for the current device, once, and load there; neither can be part of a CUDA graph."""
+        """Load on the current device, once, what is kept on disk or compiled now; neither can be part of a CUDA graph."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the kernel is not compiled, and cannot be while a CUDA graph is captured: call it once before")
         with self._lock:
             if index not in self._loaded:
-                bounds = (self.threads, self.blocks)
+                name, load = self.function.__name__, functools.partial(_load_code, index)
                 try:
-                    compiled = cuda.jit(launch_bounds=bounds)(self.function).compile(self.signature)
-                    self._loaded[index] = compiled._codelibrary.get_cufunc().kernel
+                    self._loaded[index] = cache.fetch(name, self._identity(index), self._compile, load)
                 except Exception as error:
                     kind = torch.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else KernelError
-                    name = self.function.__name__
                     raise kind(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
         return self._loaded[index]
+
+    def _identity(self, index):
+        """What tells its code for a device from that of all other kernels, or None."""
+        if self.config is None:
+            return None
+        function, capability = self.function, torch.cuda.get_device_capability(index)
+        return function.__module__, function.__qualname__, self.config, self.signature, self.threads, self.blocks, capability
+
+    def _compile(self) -> bytes:
+        """For the current device: the name that the kernel has in its cubin, a zero, the cubin."""
+        compiled = cuda.jit(launch_bounds=(self.threads, self.blocks))(self.function).compile(self.signature)
+        return compiled.entry_name.encode() + b"\0" + compiled._codelibrary.get_cubin().code
 
 
 def _flat(values, nested):
@@ -123,6 +135,18 @@ def _flat(values, nested):
             yield from value
         else:
             yield value
+
+
+def _load_code(index, code):
+    """The cuda.core kernel of what ``Kernel._compile`` gave, on a device, the current one."""
+    name, _, cubin = code.partition(b"\0")
+    kernel = ObjectCode.from_cubin(cubin).get_kernel(name.decode())
+    # CUDA would put off loading it until its first launch; what it is asked for makes it load now, and fail here.
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    status, _ = driver.cuKernelGetAttribute(attribute, driver.CUkernel(int(kernel.handle)), driver.CUdevice(index))
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(status.name)
+    return kernel
 
 
 def _bind(index):

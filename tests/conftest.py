@@ -37,6 +37,15 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=deselected)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiled_kernels(tmp_path_factory):
+    """Kernels kept on disk by this run alone, for all of its workers."""
+    folder = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seed():
     """A fresh seed for each test's data, printed so that a failure shows it; TEST_SEED repeats one."""

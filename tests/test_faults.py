@@ -104,8 +104,8 @@ def test_memory_that_lacks_is_torchs_error(words, kind, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_compiler_that_fails(monkeypatch):
-    """As without NVVM, or with a driver older than the PTX: every kernel's first launch."""
+def test_a_compiler_that_fails(monkeypatch, tmp_path):
+    """As without NVVM, or with a driver older than the PTX: every kernel's first launch, with none kept on disk."""
     from numba_impl import launch
     from numba_impl.kernels import channel_sum, pointwise, pointwise_backward, tiled
 
@@ -113,6 +113,7 @@ def test_a_compiler_that_fails(monkeypatch):
     for builder in builders:
         builder.cache_clear()
     with monkeypatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
         patch.setattr(launch.cuda, "jit", refuse)
         tensors = [t.requires_grad_() for t in USUAL.draw("cuda")]
         with pytest.warns(RuntimeWarning, match="out of service"):

@@ -126,3 +126,4 @@ def test_without_a_cache_directory(device, tmp_path):
     environment = without_caches(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("numba_impl keeps no compiled kernels") == (device == "cuda")

@@ -49,7 +49,7 @@ def build() -> Kernel:
             sums[block] = partial[0]
 
     pointer, i, n = types.CPointer(types.float32), types.int32, types.int64
-    return Kernel(channel_sum, types.void(pointer, pointer, n, i, n, i, types.boolean), THREADS, 1)
+    return Kernel(channel_sum, types.void(pointer, pointer, n, i, n, i, types.boolean), THREADS, 1, config=())
 
 
 def launch(g):

@@ -467,7 +467,7 @@ def build(config: Config) -> Kernel:
     f, i = types.float32, types.int32
     arrays = pointer(f), pointer(i), pointer(f), pointer(types.int64), *[pointer(f)] * (4 if BACKWARD else 3)
     signature = types.void(*arrays, i, i, tuple_of(i, 4), tuple_of(f, 4))
-    return Kernel(hopper_backward if BACKWARD else hopper, signature, THREADS, 1)
+    return Kernel(hopper_backward if BACKWARD else hopper, signature, THREADS, 1, config)
 
 
 def too_large(batch, height, width) -> str:

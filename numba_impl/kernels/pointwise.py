@@ -48,7 +48,7 @@ def build(config: Config) -> Kernel:
         loop(first, end, size, x, y, add_value, scale, low, high)
 
     pointer, i, f = types.CPointer(types.float32), types.int64, types.float32
-    return Kernel(pointwise, types.void(pointer, pointer, i, i, i, f, f, f, f), config.threads, 1)
+    return Kernel(pointwise, types.void(pointer, pointer, i, i, i, f, f, f, f), config.threads, 1, config)
 
 
 def build_loop(four, one):

@@ -39,7 +39,7 @@ def build(config: Config) -> Kernel:
         loop(first, end, size, z, gy, g, add_value, scale, low, high)
 
     pointer, i, f = types.CPointer(types.float32), types.int64, types.float32
-    return Kernel(pointwise_backward, types.void(pointer, pointer, pointer, i, i, i, f, f, f, f), config.threads, 1)
+    return Kernel(pointwise_backward, types.void(pointer, pointer, pointer, i, i, i, f, f, f, f), config.threads, 1, config)
 
 
 def launch(z, gy, g, add_value, scale, min_val=-1.0, max_val=1.0, config=CONFIG):

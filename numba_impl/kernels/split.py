@@ -75,11 +75,10 @@ def build() -> Kernel:
             to = ((tap * (pairs // 4) + pair // 4) * out_channels + channel) * 4 + pair % 4
             packed[to], packed[pairs * TAPS * out_channels + to] = ptx.split_half2(a * scale, b * scale)
 
-    f, i, pointer = types.float32, types.int32, types.CPointer
-    signature = types.void(
-        pointer(f), pointer(i), pointer(f), pointer(types.int64), i, i, types.UniTuple(types.int64, tensor_map.WORDS)
-    )
-    return Kernel(split, signature, THREADS, 1)
+    f, i, word, pointer = types.float32, types.int32, types.int64, types.CPointer
+    arrays = pointer(f), pointer(i), pointer(f), pointer(word)
+    signature = types.void(*arrays, i, i, types.UniTuple(word, tensor_map.WORDS))
+    return Kernel(split, signature, THREADS, 1, config=())
 
 
 def launch(weight, packed, factors, x_map, words):

@@ -265,7 +265,7 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
     sizes, tiles, constants = tuple_of(types.int32, 6), tuple_of(types.int32, 3), tuple_of(types.float32, 4)
     arrays = [pointer] * (5 if backward else 4)
     signature = types.void(*arrays, sizes, tiles, types.boolean, constants)
-    return Kernel(tiled_backward if backward else tiled, signature, THREADS, tile.blocks)
+    return Kernel(tiled_backward if backward else tiled, signature, THREADS, tile.blocks, (geometry, tile))
 
 
 @dataclass(frozen=True)
