@@ -4,6 +4,7 @@ The layers, from the top; each imports only from below:
 
     fuzz                drawn calls against float64: python -m numba_impl.fuzz
     doctor              what is wrong with an installation: python -m numba_impl doctor
+    warm                kernels compiled ahead: python -m numba_impl warm
     functional          the layer and its activation as functions of tensors
     ops                 the layer as a torch operator: autograd, torch.compile, torch.export
     dispatch            which backend serves a call, and why
