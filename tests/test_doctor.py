@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_impl import __main__, backend_cpu
+from numba_impl import __main__, backend_cpu, cache
 from numba_impl.doctor import findings, probes, report
 from numba_impl.doctor.probes import Caches, Driver, Facts, Gpu, Library
 from tests.cases import IMPORTS
@@ -176,7 +176,7 @@ BROKEN = {
         r"warning: GPU 0, T4, has compute capability 7\.5, below 8\.0",
         "use a GPU of compute capability 8.0 or more",
     ),
-    "no Numba cache": (changed(caches=Caches(None, Path("/tmp"))), "warning: Numba has no cache", "set NUMBA_CACHE_DIR"),
+    "no cache": (changed(caches=Caches(None, Path("/tmp"))), "warning: compiled kernels have no cache", "set NUMBA_CACHE_DIR"),
     "no CUDA cache": (changed(caches=Caches(Path("/tmp"), None)), "warning: CUDA has no cache", "set CUDA_CACHE_PATH"),
 }
 
@@ -243,6 +243,14 @@ def off(amount):
     """The CPU backend's ``run`` with results that are wrong by as much."""
     right = backend_cpu.run
     return lambda *args: right(*args) + amount
+
+
+def test_kernels_are_compiled_and_not_found_on_disk(monkeypatch):
+    places = [cache.place()]
+    monkeypatch.setattr(report, "gather", lambda: WITHOUT_GPU)
+    monkeypatch.setattr(report, "check_backends", lambda facts, remedy: places.append(cache.place()) or [])
+    assert report.main() == 0
+    assert places[0] != places[1] and not places[1].parent.exists() and cache.place() == places[0]
 
 
 def test_a_wrong_kernel(diagnose, monkeypatch):
@@ -355,17 +363,24 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
     """Below a regular file, where not even root can write."""
     (tmp_path / "file").write_text("")
     nowhere, there = tmp_path / "file" / "home", tmp_path / "new" / "folder"
-    assert probes.first_usable([nowhere]) is None
-    assert probes.first_usable([None, nowhere, there, tmp_path]) == there
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "something was left behind"
-    for variable in ("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
+    for variable in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(nowhere))
-    assert probes.caches().cuda is None
+    assert probes.caches() == Caches(None, None)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(there))
     monkeypatch.setenv("CUDA_CACHE_PATH", str(there))
-    assert probes.caches().cuda == there
+    assert probes.caches() == Caches(there / "numba_impl", there)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "something was left behind"
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     assert probes.caches().cuda is False
+
+
+def test_a_cache_that_others_can_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "numba_impl").mkdir(0o700)
+    assert probes.caches().kernels == tmp_path / "numba_impl"
+    (tmp_path / "numba_impl").chmod(0o777)
+    assert probes.caches().kernels is None
 
 
 def test_the_simulators_switch_is_found_where_numba_cannot_be_imported(monkeypatch):

@@ -45,8 +45,8 @@ def installation_findings(facts: Facts) -> list[Finding]:
         findings += driver_failures(facts.driver.trouble)
     if facts.gpus:
         findings += gpu_findings(facts)
-    if facts.caches:
-        findings += cache_findings(facts.caches, bool(facts.gpus))
+    if facts.caches and facts.gpus:
+        findings += cache_findings(facts.caches)
     findings += import_findings(facts.unimportable, explained=errors(findings))
     return findings + [Finding(ERROR, f"asking for {name} failed: {why}", REPORT) for name, why in facts.stopped.items()]
 
@@ -166,16 +166,13 @@ def capability_findings(gpus) -> list[Finding]:
     ]
 
 
-def cache_findings(caches: Caches, has_gpu) -> list[Finding]:
+def cache_findings(caches: Caches) -> list[Finding]:
     """No place to keep compiled code: every process compiles anew."""
-    places = {"Numba": (caches.numba, "NUMBA_CACHE_DIR")}
-    if has_gpu:
-        places["CUDA"] = caches.cuda, "CUDA_CACHE_PATH"
-    return [
-        Finding(WARNING, f"{owner} has no cache directory that can be written", f"set {variable} to one")
-        for owner, (place, variable) in places.items()
-        if place is None
-    ]
+    places = {
+        "compiled kernels have no cache directory that the user can write, and no other": (caches.kernels, "NUMBA_CACHE_DIR"),
+        "CUDA has no cache directory that can be written": (caches.cuda, "CUDA_CACHE_PATH"),
+    }
+    return [Finding(WARNING, text, f"set {variable} to one") for text, (place, variable) in places.items() if place is None]
 
 
 def failure_remedy(problem, libraries) -> str:

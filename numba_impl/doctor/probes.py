@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from numba_impl import cache
+
 SHOWN = "torch", "numba", "numba-cuda", "numpy", "cuda-core", "cuda-bindings"
 
 # The package that brings NVVM: the library does not tell its CUDA version.
@@ -50,7 +52,7 @@ class Library(NamedTuple):
 class Caches(NamedTuple):
     """Where compiled code can be kept for other processes, or None; False where CUDA's is switched off."""
 
-    numba: Path | None
+    kernels: Path | None
     cuda: Path | bool | None
 
 
@@ -246,22 +248,11 @@ def simulated() -> bool:
 
 
 def caches() -> Caches:
-    """Numba takes the first directory that it can write: the one it is told, the package's own, the user's."""
-    told = os.environ.get("NUMBA_CACHE_DIR")
-    places = [told, Path(__file__).parents[1] / "__pycache__", attempt(user_cache)[0]]
-    cuda = os.environ.get("CUDA_CACHE_PATH") or os.path.expanduser("~/.nv/ComputeCache")
+    kernels = attempt(cache.place)[0]
+    fits = kernels and usable(kernels) and (not kernels.exists() or cache.private(kernels.stat()))
+    cuda = Path(os.environ.get("CUDA_CACHE_PATH") or os.path.expanduser("~/.nv/ComputeCache"))
     off = os.environ.get("CUDA_CACHE_DISABLE", "") not in ("", "0")
-    return Caches(first_usable(places), False if off else first_usable([cuda]))
-
-
-def user_cache() -> str:
-    from numba.misc.appdirs import AppDirs
-
-    return AppDirs("numba", appauthor=False).user_cache_dir
-
-
-def first_usable(places) -> Path | None:
-    return next((Path(place) for place in places if place and usable(Path(place))), None)
+    return Caches(kernels if fits else None, False if off else cuda if usable(cuda) else None)
 
 
 def usable(folder: Path) -> bool:

@@ -1,7 +1,10 @@
 """The command: the facts in rows, how the backends do, and the findings."""
 
+import os
 import platform
+import tempfile
 import warnings
+from unittest import mock
 
 from numba_impl.doctor.backends import check_backends, say
 from numba_impl.doctor.findings import FIRST, errors, installation_findings
@@ -17,7 +20,9 @@ def main() -> int:
             say(label, text)
         print()
         findings = installation_findings(facts)
-        findings += check_backends(facts, FIRST if errors(findings) else "")
+        # No kernel that is kept: the compiler is to be checked.
+        with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ, NUMBA_CACHE_DIR=empty):
+            findings += check_backends(facts, FIRST if errors(findings) else "")
     print()
     for finding in findings:
         print(f"{finding.level}: {finding.text}\n    {finding.remedy}")
@@ -39,10 +44,9 @@ def rows(facts: Facts):
     for name, library in facts.libraries.items():
         yield name, library.shown or ("cannot be loaded" if facts.gpus else "cannot be loaded, and only a GPU needs it")
     yield "simulator", "on" if facts.simulated else "off"
-    if facts.caches:
-        yield "Numba's cache", facts.caches.numba or "nowhere"
-        if facts.gpus:
-            yield "CUDA's cache", "switched off" if facts.caches.cuda is False else facts.caches.cuda or "nowhere"
+    if facts.caches and facts.gpus:
+        yield "kernels' cache", facts.caches.kernels or "nowhere"
+        yield "CUDA's cache", "switched off" if facts.caches.cuda is False else facts.caches.cuda or "nowhere"
 
 
 def driver_text(facts) -> str:
