@@ -56,14 +56,23 @@ class PixelShuffle(nn.Module):
         return reference.mish_add_hardtanh_scale(F.pixel_shuffle(z, 2), self.constants)
 
 
-def peers(work: Work, precision, compiled=True) -> list[Contender]:
-    """Those that make sense on the device and for the geometry, in the order of the table."""
-    formats = (False, True) if precision == "tf32" else (False,)
-    found = [_peer("eager", Plain, work, precision, last) for last in formats]
+def peers(work: Work, precisions, compiled=True) -> dict[str, list[Contender]]:
+    """By precision, those that make sense on the device and for the geometry, in the order of the table.
+
+    What is compiled is compiled once: its convolution is cuDNN's, which looks at the precision at each call.
+    """
     if compiled:
-        found.append(_peer("torch.compile", Plain, work, precision, compiled=True))
-        if work.x.is_cuda and not no_pixel_shuffle(work):
-            found += [_peer("pixel-shuffle compiled", PixelShuffle, work, precision, last, compiled=True) for last in formats]
+        torch._dynamo.reset()  # a fresh compilation for each case, not a more general one
+    build = functools.cache(functools.partial(_build, work.conv))
+    found = {}
+    for precision in precisions:
+        formats = (False, True) if precision == "tf32" else (False,)
+        kinds = [("eager", Plain, False, last) for last in formats]
+        if compiled:
+            kinds.append(("torch.compile", Plain, True, False))
+            if work.x.is_cuda and not no_pixel_shuffle(work):
+                kinds += [("pixel-shuffle compiled", PixelShuffle, True, last) for last in formats]
+        found[precision] = [_peer(build, precision, *kind) for kind in kinds]
     return found
 
 
@@ -74,16 +83,15 @@ def no_pixel_shuffle(work: Work) -> str:
     return "" if work.case.geometry == PixelShuffle.GEOMETRY else "it is for k3 s2 p1 op1 alone"
 
 
-def _peer(name, module, work, precision, channels_last=False, compiled=False) -> Contender:
-    build = functools.partial(_build, module, work.conv, channels_last, compiled)
+def _peer(build, precision, name, module, compiled, channels_last) -> Contender:
+    build = functools.partial(build, module, compiled, channels_last)
     return Contender(name + ", channels_last" * channels_last, precision, False, build, channels_last)
 
 
-def _build(module, conv, channels_last, compiled, constants):
+def _build(conv, module, compiled, channels_last, constants):
     layer = module(conv, constants)
     if channels_last:
         layer = copy.deepcopy(layer).to(memory_format=torch.channels_last)  # the other rows share conv
     if not compiled or constants == UNCLAMPED:  # for the second error a second compilation would take longer than the row
         return layer
-    torch._dynamo.reset()  # other constants or precision: a fresh compilation, not a more general one
-    return torch.compile(layer)
+    return torch.compile(layer, dynamic=False)

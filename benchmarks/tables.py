@@ -32,9 +32,9 @@ def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Ti
     if trained:
         work = dataclasses.replace(work, gradients=training.draw(work))
     contenders, notes = [], []
-    for precision in precisions:
+    for precision, theirs in peers.peers(work, precisions, compiled).items():
         mine, declined = ours(work, precision, backends)
-        contenders += peers.peers(work, precision, compiled) + mine
+        contenders += theirs + mine
         notes += declined
     if not any(contender.ours for contender in contenders):
         raise NothingToTime("; ".join(notes))

@@ -47,6 +47,16 @@ def test_an_older_run_is_shown(monkeypatch, capsys):
     assert "eager, channels_last " in capsys.readouterr().out
 
 
+def test_a_peer_is_compiled_once_for_both_precisions(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda layer, dynamic: compiled.append(layer) or layer)
+    work = Work.draw(Case((2, 3, 8, 8), 4), torch.device("cpu"), seed=1)
+    for contenders in peers.peers(work, ("fp32", "tf32")).values():
+        for contender in contenders:
+            contender.build(work.constants)
+    assert len(compiled) == 1
+
+
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
 def test_a_wrong_kernel_is_not_timed(error, monkeypatch, capsys):
     right = backend_cpu.run
@@ -80,7 +90,7 @@ def test_a_wrong_gradient_is_not_timed(error, monkeypatch, capsys):
 def test_a_step_gives_the_gradients_of_the_layer():
     work = Work.draw(Case((2, 3, 8, 8), 4), torch.device("cpu"), seed=1)
     work = replace(work, gradients=training.draw(work))
-    for peer in peers.peers(work, "tf32", compiled=False):  # in both memory formats
+    for peer in peers.peers(work, ["tf32"], compiled=False)["tf32"]:  # in both memory formats
         gradients = training.build_step(peer, work)()
         assert [g.shape for g in gradients] == [t.shape for t in (work.x, *work.conv.parameters())]
         assert training.error_of(gradients, work.gradients.exact) < 1e-5
