@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bench
-from benchmarks import peers, training
+from benchmarks import measure, peers, training
 from benchmarks.measure import Work
 from benchmarks.results import Case, Run
 from numba_impl import backend_cpu
@@ -45,6 +45,14 @@ def test_a_run_of_training_is_shown_kept_and_shown_again(monkeypatch, capsys, tm
 def test_an_older_run_is_shown(monkeypatch, capsys):
     run(monkeypatch, "--load", str(pathlib.Path(bench.__file__).parent / "benchmarks" / "h200.json"))
     assert "eager, channels_last " in capsys.readouterr().out
+
+
+def test_the_pixel_shuffle_rewrite_is_the_layer():
+    work = Work.draw(Case((2, 3, 5, 7), 4), torch.device("cpu"), seed=1)
+    conv, x = work.conv.double(), work.x.double()
+    for constants in (work.constants, measure.UNCLAMPED):
+        expected = peers.Plain(conv, constants)(x)
+        torch.testing.assert_close(peers.PixelShuffle(conv, constants)(x), expected, rtol=0, atol=1e-12)
 
 
 def test_a_peer_is_compiled_once_for_both_precisions(monkeypatch):
