@@ -3,8 +3,10 @@
 python bench.py                                      the benchmark shape on a GPU, a smaller one on a CPU
 python bench.py --suite --json RUN.json              five shapes, and keep the figures
 python bench.py --train                              forward and backward, instead of the forward alone
+python bench.py --sweep --json RUN.json              other batches, channels and images, and what the device reaches at its best
 python bench.py --load RUN.json --markdown           the tables of a kept run
-python bench.py --load RUN.json --plot RUN.png       and its plot
+python bench.py --load RUN.json --plot RUN.svg       its plot: of a sweep lines, of others bars
+python bench.py --load RUN.json --roofline ROOF.svg  and its roofline
 """
 
 import argparse
@@ -16,9 +18,10 @@ import sys
 
 import torch
 
-from benchmarks import machine, report, tables
-from benchmarks.measure import Timer, WrongResult
+from benchmarks import ceilings, machine, plots, report, sweep, tables
+from benchmarks.measure import WrongResult
 from benchmarks.results import Case, Run
+from benchmarks.timer import Timer
 from numba_impl.problem import PRECISIONS
 
 BENCHMARK = Case((128, 64, 128, 128), 64)
@@ -35,7 +38,7 @@ OTHERS = (
 def main():
     args, device = parse()
     try:
-        run = Run.load(args.load) if args.load else measure(args, device)
+        run = args.load or measure(args, device)
     except WrongResult as error:
         sys.exit(f"bench.py: refusing to time a wrong kernel: {error}")
     except tables.NothingToTime as error:
@@ -46,7 +49,9 @@ def main():
     if args.json:
         run.save(args.json)
     if args.plot:
-        report.plot(run, args.plot)
+        plots.times(run, args.plot)
+    if args.roofline:
+        plots.roofline(run, args.roofline)
     if run.failed:
         sys.exit("bench.py: failed: " + ", ".join(f"{row.name} in {row.precision}" for row in run.failed))
 
@@ -55,14 +60,28 @@ def main():
 def measure(args, device) -> Run:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    timer = Timer(device, 100 if args.quick else 400, args.graphs)
+    timer = Timer(device, 100 if args.quick else 400, replayed=args.sweep)
     command = shlex.join(["python", "bench.py", *sys.argv[1:]])
-    run = Run(command, args.seed, timer.method, machine.machine(device), machine.versions(), [])
+    about = machine.machine(device), machine.versions()
+    run = Run(command, args.seed, timer.method, *about, [], before=machine.state(device), sweep=args.sweep)
     print(report.header(run), flush=True)
+    if args.sweep or args.roofline:
+        run.ceilings.update(ceilings.measure(timer))
     for case in args.cases:
         options = args.precisions, args.backends, not args.quick, args.train
         run.tables.append(tables.measure(case, args.seed, *options, timer))
+        if args.json:
+            run.save(args.json)  # after each case: a run that is cut keeps what it has
+    run.after.update(machine.state(device))
     return run
+
+
+def kept(text) -> Run:
+    """Type of an option: a run in a file."""
+    try:
+        return Run.load(pathlib.Path(text))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def numbers(count=None):
@@ -92,24 +111,27 @@ def parse(argv=None):
     add("--precision", choices=(*PRECISIONS, "both"), default="both", help="default: both; a CPU has fp32 alone")
     add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
     add("--train", action="store_true", help="time the forward and the gradients of x, weight and bias")
-    add("--graphs", action="store_true", help="time replays of a CUDA graph, where host time hides a small kernel's")
+    add("--sweep", action="store_true", help="the case and others in batch, channels and image size, by CUDA graph replays")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
     add("--json", metavar="FILE", type=pathlib.Path, help="keep the run in FILE")
-    add("--load", metavar="FILE", type=pathlib.Path, help="show a kept run instead of running")
+    add("--load", metavar="FILE", type=kept, help="show a kept run instead of running")
     add("--markdown", action="store_true", help="print the tables as Markdown")
-    add("--plot", metavar="FILE.png", type=pathlib.Path, help="bars of the times (needs the extra bench)")
+    add("--plot", metavar="FILE", type=pathlib.Path, help="draw the times, as .svg or .png (needs the extra bench)")
+    add("--roofline", metavar="FILE", type=pathlib.Path, help="draw the roofline; measures ceilings, as --sweep does (likewise)")
     args = parser.parse_args(argv)
 
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install '.[bench]'")
-    for path in (args.json, args.plot):
+    if (args.plot or args.roofline) and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot and --roofline need matplotlib: pip install '.[bench]'")
+    for path in (args.json, args.plot, args.roofline):
         if path and not path.absolute().parent.is_dir():
             parser.error(f"{path}: no such directory")
         if path and path.is_dir():
             parser.error(f"{path} is a directory")
-    if args.load and not args.load.is_file():
-        parser.error(f"--load {args.load}: no such file")
+    if args.load and args.roofline and not args.load.ceilings:
+        parser.error("--roofline: the run has no ceilings, which --sweep and --roofline measure")
+    if args.sweep and (args.suite or args.train):
+        parser.error("--sweep: it is around one case and for the forward alone, neither for --suite nor for --train")
     args.backends = args.backends.split(",") if args.backends else [name for name in tables.NAMES if name != "reference"]
     for name in args.backends:
         if name not in tables.NAMES:
@@ -122,10 +144,6 @@ def parse(argv=None):
         parser.error(f"--device must be cpu or cuda, got {args.device}")
     if device.type == "cpu" and args.precision == "tf32":
         parser.error("--precision tf32: a CPU has fp32 alone")
-    if args.graphs and args.train:
-        parser.error("--graphs: it is for the forward alone, not for --train")
-    if device.type == "cpu" and args.graphs:
-        parser.error("--graphs: a CPU has no CUDA graphs")
     if args.precision == "both":
         args.precisions = PRECISIONS if device.type == "cuda" else ("fp32",)
     else:
@@ -136,10 +154,10 @@ def parse(argv=None):
 
 
 def cases(args, device, parser):
-    """The cases to measure: one from the options, or the suite."""
+    """The cases to measure: one from the options, a sweep around it, or the suite."""
     default = QUICK if args.quick else BENCHMARK.shape if device.type == "cuda" else ON_CPU
     if args.suite:
-        return Case(default, BENCHMARK.out_channels), *OTHERS
+        return [Case(default, BENCHMARK.out_channels), *OTHERS]
     settings = args.kernel, args.stride, args.padding, args.output_padding
     case = Case(args.shape or default, args.out_channels, *settings)
     try:
@@ -148,7 +166,7 @@ def cases(args, device, parser):
         parser.error(str(error))
     if min(sizes) < 1:
         parser.error(f"every size must be at least 1, got {case} with output {case.output_shape}")
-    return (case,)
+    return sweep.cases(case) if args.sweep else [case]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Check one way to compute the layer against float64, and time it."""
+"""Check one way to compute the layer against float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.results import Case, Errors, Timing
+from benchmarks.results import Case, Errors
 from numba_impl import reference
 from numba_impl.problem import Constants
 
@@ -63,37 +63,6 @@ class Contender:
 
     def laid_out(self, t):
         return t.contiguous(memory_format=torch.channels_last) if self.channels_last else t
-
-
-@dataclass(frozen=True)
-class Timer:
-    """Times a function for some ``milliseconds``; ``graphs``: by replays of a CUDA graph, which hide the host's time."""
-
-    device: torch.device
-    milliseconds: int
-    graphs: bool = False
-
-    @property
-    def method(self) -> str:
-        if self.device.type == "cpu":
-            return f"torch.utils.benchmark, {torch.get_num_threads()} threads"
-        return "CUDA graph replays, L2 not flushed" if self.graphs else "CUDA events, L2 flushed before each call"
-
-    def __call__(self, function) -> Timing:
-        return Timing.of(self._cpu(function) if self.device.type == "cpu" else self._cuda(function))
-
-    def _cpu(self, function):
-        from torch.utils import benchmark
-
-        timer = benchmark.Timer("function()", globals={"function": function}, num_threads=torch.get_num_threads())
-        return [1e3 * seconds for seconds in timer.blocked_autorange(min_run_time=self.milliseconds / 1e3).times]
-
-    def _cuda(self, function):
-        from triton import testing
-
-        if self.graphs:
-            return testing.do_bench_cudagraph(function, rep=max(1, self.milliseconds // 10), return_mode="all")
-        return testing.do_bench(function, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="all")
 
 
 def peak_memory(function, device) -> int | None:

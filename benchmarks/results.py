@@ -6,6 +6,15 @@ from dataclasses import asdict, dataclass, field
 
 from numba_impl.problem import Geometry
 
+NOISY = 3.0  # per cent of spread, beyond which a figure is marked
+MAIN = "ms"
+FURTHER = ("warm", "graph", "graph warm")  # what a row has besides, where it can be told apart
+
+
+def milliseconds(value) -> str:
+    """To the microsecond, of short times to a tenth of it."""
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -77,6 +86,14 @@ class Timing:
         """Half the distance from p20 to p80, in per cent of the median."""
         return 50 * (self.p80 - self.p20) / self.median
 
+    @property
+    def digits(self) -> str:
+        """The median's digits, marked by "~" where the spread says that they are not all certain."""
+        return "~" * (self.spread > NOISY) + milliseconds(self.median)
+
+    def __str__(self):
+        return f"{self.digits} ms"
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -97,7 +114,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute the layer. A failed one has no timing, and says why. ``memory``: bytes at a call's peak, on a GPU."""
+    """One way to compute the layer. A failed one says why, and has no timing, or no further ones.
+
+    ``further``: timings by the names in FURTHER; ``memory``: bytes at a call's peak, on a GPU.
+    """
 
     name: str
     precision: str
@@ -106,6 +126,21 @@ class Row:
     timing: Timing | None = None
     failure: str = ""
     memory: int | None = None
+    further: dict[str, Timing] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The name, without the backend that dispatch chose."""
+        return self.name.split(" (")[0]
+
+    @property
+    def cut(self) -> bool:
+        """Whether it failed after it was timed."""
+        return bool(self.timing and self.failure)
+
+    def figure(self, name) -> Timing | None:
+        """The timing of MAIN, or of a name in FURTHER."""
+        return self.timing if name == MAIN else self.further.get(name)
 
 
 @dataclass(frozen=True)
@@ -146,14 +181,19 @@ class Table:
         """Milliseconds of eager PyTorch in a precision."""
         return next((row.timing.median for row in self.timed(precision) if row.name == "eager"), None)
 
-    def best_peer(self, precision) -> Row | None:
-        peers = [row for row in self.timed(precision) if not row.ours]
-        return min(peers, key=lambda row: row.timing.median, default=None)
+    def best_peer(self, precision, figure=MAIN) -> Timing | None:
+        """The shortest of the peers' timings in a precision."""
+        peers = [row.figure(figure) for row in self.timed(precision) if not row.ours]
+        return min((timing for timing in peers if timing), key=lambda timing: timing.median, default=None)
 
 
 @dataclass(frozen=True)
 class Run:
-    """All tables of a run, and what it takes to repeat it."""
+    """All tables of a run, what it takes to repeat it, and the machine's state before and after.
+
+    ``ceilings``: GB/s of "memory" and TFLOP/s of precisions, where they were measured. ``sweep``: the tables are of
+    cases around the first.
+    """
 
     command: str
     seed: int
@@ -161,17 +201,22 @@ class Run:
     machine: dict
     versions: dict
     tables: list[Table]
+    before: dict = field(default_factory=dict)
+    after: dict = field(default_factory=dict)
+    ceilings: dict = field(default_factory=dict)
+    sweep: bool = False
 
     def save(self, path):
-        with open(path, "w") as file:
-            json.dump(asdict(self), file, indent=1)
-            file.write("\n")
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path) -> "Run":
-        with open(path) as file:
-            data = json.load(file)
-        return cls(**data | {"tables": [_table(table) for table in data["tables"]]})
+        """Raises ValueError for a file that ``save`` did not write."""
+        try:
+            data = json.loads(path.read_text())
+            return cls(**data | {"tables": [_table(table) for table in data["tables"]]})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a run that --json kept: {error!r}") from error
 
     @property
     def failed(self) -> list[Row]:
@@ -188,4 +233,5 @@ def _table(data) -> Table:
 
 def _row(data) -> Row:
     errors, timing = data["errors"], data["timing"]
-    return Row(**data | {"errors": errors and Errors(**errors), "timing": timing and Timing(**timing)})
+    further = {name: Timing(**figure) for name, figure in data.get("further", {}).items()}
+    return Row(**data | {"errors": errors and Errors(**errors), "timing": timing and Timing(**timing), "further": further})

@@ -6,8 +6,9 @@ import functools
 import torch
 
 from benchmarks import machine, peers, training
-from benchmarks.measure import UNCLAMPED, Contender, Timer, Work, WrongResult, check, differences, peak_memory, verify
+from benchmarks.measure import UNCLAMPED, Contender, Work, WrongResult, check, differences, peak_memory, verify
 from benchmarks.results import Case, Row, Table
+from benchmarks.timer import Timer
 from model_numba import ModelNumba
 from numba_impl import dispatch, functional, reference
 
@@ -42,6 +43,8 @@ def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Ti
         notes.append("torch.compile: --quick has no time for it")
     elif device.type == "cuda" and (reason := peers.no_pixel_shuffle(work)):
         notes.append(f"the pixel-shuffle rewrite: {reason}")
+    if not trained and (reason := timer.no_warm(case.bytes)):
+        notes.append(f"figures with a warm L2: {reason}")
     checked = {contender: prepare(contender, work) for contender in contenders if contender.ours}
     copy, pointwise = (time_copy(work.gradients.gy, timer), None) if trained else measure_pointwise(work, timer)
     rows = [measure_row(contender, work, timer, checked.get(contender)) for contender in contenders]
@@ -58,8 +61,14 @@ def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) ->
     if isinstance(measured, Row):
         return measured
     timing, memory = measured
-    say(f"  {contender.name}, {contender.precision}: {timing.median:.3f} ms")
-    return Row(contender.name, contender.precision, contender.ours, errors, timing, memory=memory)
+    say(f"  {contender.name}, {contender.precision}: {timing}")
+    row = Row(contender.name, contender.precision, contender.ours, errors, timing, memory=memory)
+    if work.gradients:
+        return row
+    further = attempt(contender, work, lambda: timer.further(call, timing, work.case.bytes))
+    if isinstance(further, Row):
+        return dataclasses.replace(row, failure=further.failure)
+    return dataclasses.replace(row, further=further)
 
 
 def prepare(contender: Contender, work: Work):
@@ -103,14 +112,14 @@ def measure_pointwise(work: Work, timer: Timer):
         raise
     except Exception as error:
         return copy, failed(name, "fp32", True, error)
-    say(f"  {name}: {timing.median:.3f} ms")
+    say(f"  {name}: {timing}")
     return copy, Row(name, "fp32", True, errors, timing)
 
 
 def time_copy(z, timer: Timer):
     target = torch.empty_like(z)
     copy = timer(lambda: target.copy_(z))
-    say(f"  copy_ of the output: {copy.median:.3f} ms")
+    say(f"  copy_ of the output: {copy}")
     return copy
 
 

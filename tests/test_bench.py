@@ -1,19 +1,52 @@
-"""``bench.py`` on the CPU: it runs, keeps what it measured, and refuses to time a wrong kernel."""
+"""``bench.py`` on the CPU: it runs, keeps and draws what it measured, and refuses to time a wrong kernel."""
 
+import json
 import pathlib
+import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import bench
-from benchmarks import measure, peers, training
+from benchmarks import machine, measure, peers, plots, report, sweep, tables, timer, training
 from benchmarks.measure import Work
-from benchmarks.results import Case, Run
-from numba_impl import backend_cpu
+from benchmarks.results import Case, Run, Timing
+from numba_impl import backend_cpu, dispatch
 
+KEPT = sorted((pathlib.Path(bench.__file__).parent / "benchmarks").glob("*.json"))
 SMALL = ["--device", "cpu", "--quick", "--shape", "2,3,8,8", "--out-channels", "4", "--backends", "cpu,model"]
+OLDER = (  # name, precision, ours, ms, ± %
+    ("eager", "fp32", False, 18.5, 0.0),
+    ("torch.compile", "fp32", False, 16.0, 0.0),
+    ("backend tiled", "fp32", True, 4.0, 0.1),
+    ("ModelNumba (hopper)", "fp32", True, 1.0, 2.6),
+    ("eager", "tf32", False, 8.0, 0.3),
+    ("ModelNumba (hopper)", "tf32", True, 0.8, 3.5),
+)
+
+
+def timing(ms, spread=0.0):
+    low, high = ms * (1 - spread / 100), ms * (1 + spread / 100)
+    return {"median": ms, "p20": low, "p80": high, "least": low, "most": high, "samples": 10}
+
+
+@pytest.fixture
+def older(tmp_path):
+    """The path of a run as --json once kept it: the forward alone, eager launches alone, no state of the machine."""
+    errors = {"output": 1e-6, "unclamped": 1e-7}
+    rows = [
+        {"name": name, "precision": precision, "ours": ours, "errors": errors, "timing": timing(ms, spread), "failure": ""}
+        for name, precision, ours, ms, spread in OLDER
+    ]
+    layer = {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1, "add_value": 0.5, "scale": 2.0}
+    table = {"case": {"shape": [128, 64, 128, 128], "out_channels": 64, **layer}, "device": "a GPU", "copy": timing(1.0)}
+    run = {"command": "python bench.py", "seed": 1, "method": "CUDA events", "machine": {"GPU": "a GPU"}, "versions": {}}
+    path = tmp_path / "older.json"
+    path.write_text(json.dumps(run | {"tables": [table | {"rows": rows, "pointwise": None, "notes": []}]}))
+    return path
 
 
 def run(monkeypatch, *options):
@@ -42,9 +75,173 @@ def test_a_run_of_training_is_shown_kept_and_shown_again(monkeypatch, capsys, tm
         assert 0 < row.errors.gradient < 1e-5 and row.timing.median > 0 and row.memory is None
 
 
-def test_an_older_run_is_shown(monkeypatch, capsys):
-    run(monkeypatch, "--load", str(pathlib.Path(bench.__file__).parent / "benchmarks" / "h200.json"))
+def test_an_older_run_is_shown(older, monkeypatch, capsys):
+    run(monkeypatch, "--load", str(older))
+    shown = capsys.readouterr().out
+    assert "~0.800  3.5" in shown and "graph" not in shown
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_the_kept_runs_are_shown_and_drawn(kept, monkeypatch, capsys, tmp_path):
+    run(monkeypatch, "--load", str(kept), "--plot", str(tmp_path / "plot.svg"))
     assert "eager, channels_last " in capsys.readouterr().out
+    assert "byte floor" in (tmp_path / "plot.svg").read_text()  # Matplotlib draws a text, and keeps it in a comment
+
+
+def test_a_roofline_needs_ceilings(older, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--load", str(older), "--roofline", "roofline.svg")
+    assert "the run has no ceilings" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_run(monkeypatch, capsys, tmp_path):
+    for option, content, words in (
+        ("--load", "{}", "is not a run that --json kept"),
+        ("--load", None, "No such file"),
+    ):
+        path = tmp_path / "run.json"
+        path.unlink(missing_ok=True)
+        if content:
+            path.write_text(content)
+        with pytest.raises(SystemExit):
+            run(monkeypatch, option, str(path))
+        error = capsys.readouterr().err
+        assert words in error and str(path) in error
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Calls a function once for each figure."""
+
+    def once(function, milliseconds):
+        function()
+        return Timing.of([1.0])
+
+    monkeypatch.setattr(timer, "launches_on_cpu", once)
+
+
+def test_a_sweep_is_kept_and_drawn(hurried, monkeypatch, tmp_path):
+    kept, lines, roofline = (tmp_path / name for name in ("run.json", "lines.svg", "roofline.svg"))
+    run(monkeypatch, *SMALL, "--sweep", "--json", str(kept), "--plot", str(lines), "--roofline", str(roofline))
+    swept = Run.load(kept)
+    assert [table.case for table in swept.tables] == sweep.cases(Case((2, 3, 8, 8), 4))
+    assert swept.ceilings["memory"] > 0 and swept.ceilings["fp32"] > 0
+    for path, texts in (
+        (lines, ("ModelNumba", "eager", "byte floor", "batch", "channels", "image height")),
+        (roofline, ("ModelNumba", "backend cpu", "copy_", "fp32 products", "FLOP a byte")),
+    ):
+        drawn = path.read_text()
+        assert all(text in drawn for text in texts)
+
+
+def test_every_row_has_a_look_of_its_own():
+    kinds = {"eager", "torch.compile", "ModelNumba", *(f"backend {name}" for name in dispatch.BACKENDS)}
+    assert kinds <= plots.LOOKS.keys()
+
+
+def test_a_sweep_that_is_cut_keeps_what_it_has(hurried, monkeypatch, tmp_path):
+    kept, whole = tmp_path / "run.json", tables.measure
+
+    def cut(case, *args):
+        if case.shape[0] == 4:  # the third
+            raise KeyboardInterrupt
+        return whole(case, *args)
+
+    monkeypatch.setattr(tables, "measure", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, *SMALL, "--sweep", "--json", str(kept))
+    assert [table.case.shape[0] for table in Run.load(kept).tables] == [2, 1]
+    run(monkeypatch, "--load", str(kept), "--plot", str(tmp_path / "lines.svg"), "--roofline", str(tmp_path / "roofline.svg"))
+
+
+def test_a_sweep_around_the_benchmark_shape(older):
+    cases = sweep.cases(bench.BENCHMARK)
+    assert cases[0] == bench.BENCHMARK
+    found = {axis: [sweep.AXES[axis][0](case) for case in cases] for axis in sweep.AXES}
+    assert found == {
+        "batch": [128, 1, 32, 256, 8, 128, 128, 128, 32, 32, 32],
+        "channels": [64, 64, 64, 64, 64, 16, 32, 128, 64, 64, 64],
+        "image height": [128, 128, 128, 128, 128, 128, 128, 128, 32, 256, 64],
+    }
+    table = Run.load(older).tables[0]
+    along = {axis: sweep.along(axis, [replace(table, case=case) for case in cases]) for axis in sweep.AXES}
+    assert {axis: (description, list(group)) for axis, (description, group) in along.items()} == {
+        "batch": ("64 → 64 channels, 128 x 128 images", [1, 8, 32, 128, 256]),
+        "channels": ("batch 128, 128 x 128 images", [16, 32, 64, 128]),
+        "image height": ("batch 32, 64 → 64 channels", [32, 64, 128, 256]),
+    }
+
+
+@pytest.mark.parametrize(("spread", "digits"), [(0.02, "2.000"), (0.029, "2.000"), (0.031, "~2.000")])
+def test_a_figure_of_more_than_3_per_cent_spread_is_marked(spread, digits):
+    low, high = 2 - 2 * spread, 2 + 2 * spread
+    timing = Timing.of([low, low, low, 2, 2, 2, 2, high, high, high])
+    assert timing.digits == digits and str(timing) == digits + " ms"
+
+
+def test_graph_and_warm_figures_are_columns_where_there_are_any(older):
+    old = Run.load(older)
+    table = old.tables[0]
+    eager, compiled, tiled = table.rows[:3]
+    rows = [
+        replace(eager, further={"graph": Timing.of([0.5])}),
+        replace(tiled, further={name: Timing.of([0.2, 0.25, 0.3]) for name in ("warm", "graph", "graph warm")}),
+        replace(compiled, failure="no graph"),
+    ]
+    heading, *cells = (row[2:10] for row in report.grid_of(replace(table, rows=rows)))
+    assert heading == ["ms", "± %", "x eager", "x best peer", "warm", "graph", "graph warm", "x best graph"]
+    assert [row[4:] for row in cells] == [["-", "0.500", "-", "1.00"], ["~0.250"] * 3 + ["2.00"], ["-"] * 4]
+    shown = report.text(replace(old, tables=[replace(table, rows=rows)]))
+    assert "graph warm: a graph" in shown and "torch.compile in fp32, further figures: failed: no graph" in shown
+
+
+@pytest.mark.gpu
+def test_graph_and_warm_figures(monkeypatch, tmp_path):
+    kept = tmp_path / "run.json"
+    run(monkeypatch, "--quick", "--backends", "tiled,composite,model", "--json", str(kept))
+    for row in Run.load(kept).tables[0].rows:
+        assert row.further.keys() == {"warm", "graph", "graph warm"} and not row.failure
+        assert 0 < row.further["graph warm"].median < 2 * row.timing.median
+
+
+@pytest.mark.gpu
+def test_replays_have_no_host_time():
+    x = torch.zeros(1, device="cuda")
+
+    def many_launches():
+        for _ in range(50):
+            x.add_(1)
+
+    launched = timer.launches_on_end(many_launches, timer.flushed(many_launches, 20))
+    assert timer.Timer(x.device, 20, replayed=True)(many_launches).median < launched.median
+
+
+def test_the_state_of_a_gpu(monkeypatch):
+    """nvidia-smi answers a query of known fields; this one does not know the counters."""
+    answers = {"clocks.sm": "1980 MHz", "power.draw": "650.20 W", "clocks_event_reasons.active": "0x0000000000000024"}
+
+    def smi(command, **_):
+        fields = command[2].removeprefix("--query-gpu=").split(",")
+        if any("counters" in field for field in fields):
+            raise subprocess.CalledProcessError(2, command)
+        return SimpleNamespace(stdout=", ".join(answers.get(field, "N/A") for field in fields) + "\n")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12"))
+    monkeypatch.setattr(machine.subprocess, "run", smi)
+    found = machine.state(torch.device("cuda"))
+    assert found["SM clock"] == "1980 MHz" and found["power"] == "650.20 W" and found["persistence"] == "N/A"
+    assert found["throttle reasons"] == "power cap + heat" and "slowed by power" not in found
+    assert machine.reasons("0x0") == "none" and machine.reasons("N/A") == "N/A"
+
+
+def test_the_state_before_and_after_is_kept(hurried, monkeypatch, capsys, tmp_path):
+    states = iter([{"SM clock": "345 MHz"}, {"SM clock": "1980 MHz"}])
+    monkeypatch.setattr(machine, "state", lambda device: next(states))
+    run(monkeypatch, *SMALL, "--json", str(tmp_path / "run.json"))
+    shown = capsys.readouterr().out
+    assert shown.index("before: SM clock 345 MHz") < shown.index("ModelNumba (cpu)") < shown.index("after: SM clock 1980 MHz")
+    kept = Run.load(tmp_path / "run.json")
+    assert (kept.before, kept.after) == ({"SM clock": "345 MHz"}, {"SM clock": "1980 MHz"})
 
 
 def test_the_pixel_shuffle_rewrite_is_the_layer():
@@ -112,7 +309,7 @@ def test_a_step_gives_the_gradients_of_the_layer():
         (["--backends", "fastest"], "none of hopper"),
         (["--output-padding", "2"], "output_padding must be smaller than stride"),
         (["--device", "cpu", "--precision", "tf32"], "CPU has fp32 alone"),
-        (["--device", "cpu", "--train", "--graphs"], "not for --train"),
+        (["--sweep", "--train"], "for the forward alone"),
     ],
 )
 def test_bad_options(options, words, monkeypatch, capsys):

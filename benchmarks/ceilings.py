@@ -1,0 +1,32 @@
+"""What the device reaches at its best, for the roofline: products of large matrices, and copies of long tensors."""
+
+import torch
+
+from benchmarks.timer import Timer
+
+SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices
+COPIED = {"cuda": 2**28, "cpu": 2**24}  # fp32 values, several times any cache
+
+
+def measure(timer: Timer) -> dict[str, float]:
+    """GB/s of "memory", each byte read and written, and TFLOP/s by precision; a CPU's fp32 alone."""
+    device = timer.device
+    source = torch.randn(COPIED[device.type], device=device)
+    target = torch.empty_like(source)
+    found = {"memory": 2 * 4 * source.numel() / timer(lambda: target.copy_(source)).median / 1e6}
+    operands = torch.randn(2, SIDE[device.type], SIDE[device.type], device=device)
+    found["fp32"] = _product(timer, operands, "highest")
+    if device.type == "cuda":
+        found["tf32"] = _product(timer, operands, "high")
+        found["fp16"] = _product(timer, operands.half(), "highest")
+    return found
+
+
+def _product(timer: Timer, operands, precision) -> float:
+    """TFLOP/s; ``precision``: torch's name of what fp32 products may be computed in."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return 2 * operands.shape[1] ** 3 / timer(lambda: torch.mm(*operands)).median / 1e9
+    finally:
+        torch.set_float32_matmul_precision(before)

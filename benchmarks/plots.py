@@ -1,0 +1,163 @@
+"""A run as a picture: bars of its times, the lines of a sweep, and its roofline."""
+
+from contextlib import contextmanager
+
+from benchmarks import sweep
+from benchmarks.results import Run, Table
+
+COLOR = {(True, "fp32"): "#1b6ca8", (True, "tf32"): "#8cc1e8", (False, "fp32"): "#6b6b6b", (False, "tf32"): "#c4c4c4"}
+PRECISION = {"fp32": "fp32", "tf32": "TF32"}
+LOOKS = {  # of a row's kind: in blue and green this project, in grey and warm colours PyTorch
+    "ModelNumba": {"color": "#1b6ca8", "marker": "o", "linewidth": 2.5, "zorder": 3},
+    "backend hopper": {"color": "#5aa9e6", "marker": "D"},
+    "backend tiled": {"color": "#2a9d8f", "marker": "s"},
+    "backend composite": {"color": "#8fbf6b", "marker": "^"},
+    "backend cpu": {"color": "#5aa9e6", "marker": "D"},
+    "backend reference": {"color": "#8fbf6b", "marker": "x"},
+    "eager": {"color": "#6b6b6b", "marker": "v"},
+    "eager, channels_last": {"color": "#6b6b6b", "marker": "<", "linestyle": "--"},
+    "torch.compile": {"color": "#e08a1e", "marker": "P"},
+    "pixel-shuffle compiled": {"color": "#b5483a", "marker": "X"},
+    "pixel-shuffle compiled, channels_last": {"color": "#b5483a", "marker": ">", "linestyle": "--"},
+}
+
+
+@contextmanager
+def _figure(path, rows=1, columns=1, **options):
+    """(a figure, its axes [rows, columns]), saved to ``path`` at the end, in the format that its name says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+    for each in axes.flat:
+        each.spines[["top", "right"]].set_visible(False)
+    yield figure, axes
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def times(run: Run, path):
+    """The lines of a sweep, or the bars of any other run."""
+    (_lines if run.sweep else _bars)(run, path)
+
+
+def _bars(run: Run, path):
+    """A panel a case: a bar of milliseconds for each row, with the 20th and 80th percentiles and the byte floor."""
+    from matplotlib.patches import Patch
+
+    heights = [len(table.rows) + 2 for table in run.tables]
+    with _figure(path, len(heights), figsize=(10, 0.32 * sum(heights) + 0.6), height_ratios=heights) as (figure, panels):
+        for table, axes in zip(run.tables, panels[:, 0], strict=True):
+            _bars_of(axes, table)
+        used = {(row.ours, row.precision) for table in run.tables for row in table.rows}
+        whose = {True: "this project", False: "PyTorch"}
+        handles = [
+            Patch(color=color, label=f"{whose[ours]}, {PRECISION[precision]}")
+            for (ours, precision), color in COLOR.items()
+            if (ours, precision) in used
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+
+
+def _bars_of(axes, table: Table):
+    rows = [row for row in table.rows if row.timing]
+    for y, row in enumerate(rows):
+        timing = row.timing
+        spread = [[timing.median - timing.p20], [timing.p80 - timing.median]]
+        axes.barh(y, timing.median, xerr=spread, ecolor="black", capsize=2, color=COLOR[row.ours, row.precision])
+        axes.annotate(f"{timing.median:.2f}", (timing.p80, y), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.axvline(table.floor, color="black", linestyle=":", linewidth=1)
+    axes.annotate("byte floor", (table.floor, len(rows) - 0.2), (3, 0), textcoords="offset points", fontsize=7, va="center")
+    axes.set_yticks(range(len(rows)), [f"{row.name}, {row.precision}" for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) + 0.2, -0.6)
+    axes.margins(x=0.1)
+    axes.set_xlabel("ms")
+    axes.set_title(f"{table.title} ({table.device})", fontsize=9, loc="left")
+
+
+def _lines(run: Run, path):
+    """A column an axis of the sweep, a row a precision: the time of every row, and the byte floor."""
+    precisions = list(dict.fromkeys(row.precision for table in run.tables for row in table.rows))
+    size = {"figsize": (12, 4 * len(precisions) + 1), "sharex": "col", "sharey": "row"}
+    with _figure(path, len(precisions), len(sweep.AXES), **size) as (figure, panels):
+        for precision, row_of_panels in zip(precisions, panels, strict=True):
+            for axis, axes in zip(sweep.AXES, row_of_panels, strict=True):
+                _lines_of(axes, run, axis, precision)
+            row_of_panels[0].set_ylabel(f"ms, {PRECISION[precision]}")
+        for axis, axes in zip(sweep.AXES, panels[-1], strict=True):
+            axes.set_xlabel(axis)
+        figure.suptitle(f"{run.tables[0].device}; {run.method}", fontsize=9)
+        _legend(figure, panels)
+
+
+def _lines_of(axes, run: Run, axis, precision):
+    description, tables = sweep.along(axis, run.tables)
+    lines = {}
+    for x, table in tables.items():
+        for row in table.timed(precision):
+            lines.setdefault(row.kind, []).append((x, row.timing.median))
+    for kind, points in lines.items():
+        axes.plot(*zip(*points), markersize=5, label=kind, **{"linewidth": 1} | LOOKS[kind])
+    axes.plot(list(tables), [table.floor for table in tables.values()], color="black", linestyle=":", label="byte floor")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(list(tables), [str(x) for x in tables])
+    axes.grid(alpha=0.3)
+    axes.set_title(description, fontsize=9)
+
+
+def roofline(run: Run, path):
+    """FLOP/s of every row over the FLOP a byte of its case, below what memory and products of matrices reached.
+
+    Of a sweep, the cases that differ in channels: the others do as much work a byte as one of them.
+    """
+    memory = run.ceilings["memory"] / 1e3  # TFLOP/s where each byte brings one FLOP
+    products = {name: value for name, value in run.ceilings.items() if name != "memory"}
+    description, tables = sweep.along("channels", run.tables)
+    with _figure(path, figsize=(9, 6.5)) as (figure, panels):
+        axes = panels[0, 0]
+        for table in tables.values():
+            _points(axes, table)
+        left = min(table.flop / table.bytes for table in tables.values()) / 2
+        right = 2 * max([value / memory for value in products.values()] + [4 * left])
+        highest = max(products.values())
+        axes.plot([left, highest / memory], [left * memory, highest], color="black", linewidth=1)
+        _label(axes, f"copy_ {run.ceilings['memory']:.0f} GB/s", (left, left * memory), (14, 0))
+        for name, value in products.items():
+            axes.plot([value / memory, right], [value, value], color="black", linewidth=1)
+            _label(axes, f"{PRECISION.get(name, name)} products {value:.3g} TFLOP/s", (right, value), (0, 3), ha="right")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3, which="both")
+        axes.set_xlabel("FLOP a byte: of the parity split, x, weights and y once each")
+        axes.set_ylabel("TFLOP/s; filled: fp32, hollow: TF32")
+        axes.set_title(f"{run.tables[0].device}; {description}; {run.method}", fontsize=9)
+        _legend(figure, panels)
+
+
+def _points(axes, table: Table):
+    """Those of one case, above its channels."""
+    x = table.flop / table.bytes
+    axes.axvline(x, color="black", linewidth=0.5, linestyle=":")
+    channels = f"{table.case.shape[1]} → {table.case.out_channels}"
+    axes.annotate(channels, (x, 0), (3, 4), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
+    for row in table.rows:
+        if row.timing:
+            look = {name: value for name, value in LOOKS[row.kind].items() if name in ("color", "marker", "zorder")}
+            filled = {} if row.precision == "fp32" else {"markerfacecolor": "white"}
+            axes.plot(x, table.flop / row.timing.median / 1e9, linestyle="", label=row.kind, **look | filled)
+
+
+def _label(axes, text, point, offset, **options):
+    axes.annotate(text, point, offset, textcoords="offset points", fontsize=7, **options)
+
+
+def _legend(figure, panels):
+    """One for all panels, each label once."""
+    handles = {}
+    for axes in panels.flat:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)

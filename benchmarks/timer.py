@@ -1,0 +1,110 @@
+"""How long a call takes: launched or replayed from a CUDA graph, with L2 cold or warm."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.results import Timing
+
+SAMPLES = 10  # of calls on end
+SAMPLE = 2.0  # milliseconds of them, so that the host's start and the events' resolution do not count
+CACHED = 4  # times L2: of more bytes than this a call finds none in it that the call before left
+
+
+@dataclass(frozen=True)
+class Timer:
+    """Times a function for some ``milliseconds``; ``replayed``: by replays on end, which hide the host's time."""
+
+    device: torch.device
+    milliseconds: int
+    replayed: bool = False
+
+    @property
+    def method(self) -> str:
+        if self.device.type == "cpu":
+            return f"torch.utils.benchmark, {torch.get_num_threads()} threads"
+        return "replays of a CUDA graph on end, L2 not flushed" if self.replayed else "CUDA events, L2 flushed before each call"
+
+    def __call__(self, function) -> Timing:
+        if self.device.type == "cpu":
+            return launches_on_cpu(function, self.milliseconds)
+        return replays_on_end(function) if self.replayed else flushed(function, self.milliseconds)
+
+    def further(self, function, timing: Timing, size) -> dict[str, Timing]:
+        """Other timings of a call that takes ``timing`` and touches ``size`` bytes."""
+        if self.device.type == "cpu" or self.replayed:
+            return {}
+        graph = flushed(captured(function).replay, self.milliseconds // 4)
+        if self.no_warm(size):
+            return {"graph": graph}
+        return {"warm": launches_on_end(function, timing), "graph": graph, "graph warm": replays_on_end(function)}
+
+    def no_warm(self, size) -> str:
+        """Why calls on end that touch ``size`` bytes are not timed too, or nothing."""
+        if self.device.type == "cpu" or self.replayed:
+            return ""
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        too_large = f"{size / 1e6:.0f} MB leave nothing in an L2 of {cache / 1e6:.0f} MB"
+        return too_large if size > CACHED * cache else ""
+
+
+def launches_on_cpu(function, milliseconds) -> Timing:
+    from torch.utils import benchmark
+
+    timer = benchmark.Timer("function()", globals={"function": function}, num_threads=torch.get_num_threads())
+    return Timing.of(1e3 * seconds for seconds in timer.blocked_autorange(min_run_time=milliseconds / 1e3).times)
+
+
+def flushed(function, milliseconds) -> Timing:
+    """Of single calls, each after a write of more than L2 holds, which also hides some of the host's time."""
+    from triton import testing
+
+    return Timing.of(testing.do_bench(function, warmup=milliseconds // 4, rep=milliseconds, return_mode="all"))
+
+
+def launches_on_end(function, timing: Timing) -> Timing:
+    """Of calls one after the other: the GPU's time or the host's, whichever is longer."""
+    calls = calls_of_a_sample(timing)
+
+    def launch():
+        for _ in range(calls):
+            function()
+
+    return on_end(launch, calls)
+
+
+def replays_on_end(function) -> Timing:
+    """Of calls one after the other in a CUDA graph: the GPU's time alone."""
+    single = on_end(captured(function).replay)
+    calls = calls_of_a_sample(single)
+    return single if calls == 1 else on_end(captured(function, calls).replay, calls)
+
+
+def calls_of_a_sample(timing: Timing) -> int:
+    return math.ceil(SAMPLE / timing.median)
+
+
+def on_end(launch, calls=1) -> Timing:
+    """Of one of the ``calls`` that ``launch`` makes."""
+    launch()
+    times = []
+    for _ in range(SAMPLES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / calls)
+    return Timing.of(times)
+
+
+def captured(function, calls=1) -> torch.cuda.CUDAGraph:
+    """A graph of some calls."""
+    function()  # what a first call alone does cannot be captured
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.stream(torch.cuda.current_stream())  # current again also after a capture that fails
+    with stream, torch.cuda.graph(graph):
+        for _ in range(calls):
+            function()
+    return graph
