@@ -7,6 +7,7 @@ python bench.py --sweep --json RUN.json              other batches, channels and
 python bench.py --load RUN.json --markdown           the tables of a kept run
 python bench.py --load RUN.json --plot RUN.svg       its plot: of a sweep lines, of others bars
 python bench.py --load RUN.json --roofline ROOF.svg  and its roofline
+python bench.py --compare OLD.json                   what moved since a kept run; with --load, between two
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 
 import torch
 
-from benchmarks import ceilings, machine, plots, report, sweep, tables
+from benchmarks import ceilings, compare, machine, plots, report, sweep, tables
 from benchmarks.measure import WrongResult
 from benchmarks.results import Case, Run
 from benchmarks.timer import Timer
@@ -46,6 +47,8 @@ def main():
     if args.load and not args.markdown:
         print(report.header(run))
     print(report.markdown(run) if args.markdown else "\n" + report.text(run))
+    if args.compare:
+        print("\n" + compare.report(args.compare, run, args.markdown))
     if args.json:
         run.save(args.json)
     if args.plot:
@@ -116,6 +119,7 @@ def parse(argv=None):
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
     add("--json", metavar="FILE", type=pathlib.Path, help="keep the run in FILE")
     add("--load", metavar="FILE", type=kept, help="show a kept run instead of running")
+    add("--compare", metavar="OLD", type=kept, help="print what moved since a kept run")
     add("--markdown", action="store_true", help="print the tables as Markdown")
     add("--plot", metavar="FILE", type=pathlib.Path, help="draw the times, as .svg or .png (needs the extra bench)")
     add("--roofline", metavar="FILE", type=pathlib.Path, help="draw the roofline; measures ceilings, as --sweep does (likewise)")

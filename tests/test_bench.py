@@ -1,4 +1,4 @@
-"""``bench.py`` on the CPU: it runs, keeps and draws what it measured, and refuses to time a wrong kernel."""
+"""``bench.py`` on the CPU: it runs, keeps, draws and compares what it measured, and refuses to time a wrong kernel."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bench
-from benchmarks import machine, measure, peers, plots, report, sweep, tables, timer, training
+from benchmarks import compare, machine, measure, peers, plots, report, sweep, tables, timer, training
 from benchmarks.measure import Work
 from benchmarks.results import Case, Run, Timing
 from numba_impl import backend_cpu, dispatch
@@ -97,6 +97,7 @@ def test_a_roofline_needs_ceilings(older, monkeypatch, capsys):
 def test_a_file_that_is_no_run(monkeypatch, capsys, tmp_path):
     for option, content, words in (
         ("--load", "{}", "is not a run that --json kept"),
+        ("--compare", "ms", "is not a run that --json kept"),
         ("--load", None, "No such file"),
     ):
         path = tmp_path / "run.json"
@@ -170,6 +171,67 @@ def test_a_sweep_around_the_benchmark_shape(older):
         "channels": ("batch 128, 128 x 128 images", [16, 32, 64, 128]),
         "image height": ("batch 32, 64 → 64 channels", [32, 64, 128, 256]),
     }
+
+
+@pytest.fixture
+def moved(older):
+    """What compare says of a kept table and itself with some rows slower: {(kind, precision): (moved, ratios)}."""
+    old = Run.load(older).tables[0]
+
+    def found(by, kind, precision):
+        rows = [
+            replace(row, timing=Timing(**timing(by * row.timing.median, row.timing.spread)))
+            if kind in (row.kind, "any") and precision in (row.precision, "any")
+            else row
+            for row in old.rows
+        ]
+        (_, *grid), rest = compare.compared(old, replace(old, rows=rows))
+        assert rest == [] and len(grid) == len(old.rows)
+        return {(cells[0].split(" (")[0], cells[1]): (cells[3], cells[6], cells[9]) for cells in grid if cells[3]}
+
+    return found
+
+
+def test_what_moved_is_marked(moved):
+    assert moved(1.05, "backend tiled", "fp32") == {("backend tiled", "fp32"): ("slower, back", "1.050", "0.952")}
+    assert moved(0.95, "backend tiled", "fp32") == {("backend tiled", "fp32"): ("faster, ahead", "0.950", "1.053")}
+    assert moved(1.004, "backend tiled", "fp32") == {}  # its spread is 0.1 %, but less than 1 % is no movement
+    assert moved(1.05, "ModelNumba", "fp32") == {}  # its spread is 2.6 %, in either run
+
+
+def test_a_slower_machine_moves_times_alone(moved):
+    found = moved(1.5, "any", "any")
+    assert len(found) == len(OLDER) and set(found.values()) == {("slower", "1.500", "1.000")}
+
+
+def test_a_better_peer_moves_the_ratios_to_it(moved):
+    back = ("back", "1.000", "0.500")
+    assert moved(0.5, "torch.compile", "fp32") == {
+        ("eager", "fp32"): back,
+        ("torch.compile", "fp32"): ("faster", "0.500", "1.000"),
+        ("backend tiled", "fp32"): back,
+        ("ModelNumba", "fp32"): back,
+    }
+
+
+def test_rows_and_cases_that_only_one_run_has(older):
+    old = Run.load(older)
+    table = old.tables[0]
+    failed, other = replace(table.rows[0], timing=None, failure="no memory"), replace(table.rows[1], name="other")
+    small = replace(table, case=bench.OTHERS[0])
+    new = replace(old, tables=[replace(table, rows=[failed, *table.rows[2:], other]), small])
+    shown = compare.report(old, new)
+    assert "Only in the old run: torch.compile in fp32" in shown and "Only in the new run: other in fp32" in shown
+    assert ["eager", "fp32", "ms", "fails"] in [line.split() for line in shown.splitlines()]
+    assert f"Only in the new run: {small.title}" in shown and f"Only in the old run: {small.title}" in compare.report(new, old)
+
+
+@pytest.mark.parametrize("markdown", [(), ("--markdown",)])
+def test_two_runs_are_compared(markdown, older, monkeypatch, capsys):
+    run(monkeypatch, "--load", str(older), "--compare", str(older), *markdown)
+    shown = capsys.readouterr().out
+    assert "Against: python bench.py, seed 1" in shown and "differs" not in shown
+    assert ("| ModelNumba (hopper) | tf32 | ms |  | ~0.800 | ~0.800 | 1.000 | 10.00 | 10.00 | 1.000 |" in shown) == bool(markdown)
 
 
 @pytest.mark.parametrize(("spread", "digits"), [(0.02, "2.000"), (0.029, "2.000"), (0.031, "~2.000")])

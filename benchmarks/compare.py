@@ -1,0 +1,93 @@
+"""What moved between two runs: rows of the same case, precision and name."""
+
+from dataclasses import dataclass
+
+from benchmarks.grids import aligned, piped
+from benchmarks.results import FURTHER, MAIN, Row, Run, Timing
+
+LEAST = 1.0  # per cent: less than this is no movement, however small the spreads in either run
+HEADING = ["", "precision", "figure", "moved", "old ms", "new ms", "new / old", "old x best peer", "new x best peer", "new / old"]
+LEGEND = f"""\
+x best peer: the shortest time of a peer in the same run, precision and figure, over the row's; it tells a slower GPU from a
+slower kernel. moved: faster or slower in time, ahead or back in that ratio, by more than {LEAST:g} % and by more than the spreads
+together, ± half of p20 to p80, of the times that go into it."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of a quantity, new over old, and by how many per cent it may be off."""
+
+    value: float
+    spread: float
+
+    @property
+    def moved(self) -> bool:
+        return 100 * abs(self.value - 1) > max(LEAST, self.spread)
+
+    def __str__(self):
+        return f"{self.value:.3f}"
+
+
+def time_ratio(old: Timing, new: Timing) -> Ratio:
+    return Ratio(new.median / old.median, old.spread + new.spread)
+
+
+def over(a: Ratio, b: Ratio) -> Ratio:
+    return Ratio(a.value / b.value, a.spread + b.spread)
+
+
+def report(old: Run, new: Run, markdown=False) -> str:
+    """A table for each case that both have, what only one has, and where the runs differ as a whole."""
+    lines = [f"Against: {old.command}, seed {old.seed}"]
+    for what, of_old, of_new in (("timing", old.method, new.method), ("machine", _machine(old), _machine(new))):
+        if of_old != of_new:
+            lines.append(f"The {what} differs: {of_old}; now {of_new}")
+    parts, before = ["\n".join([*lines, LEGEND])], {table.title: table for table in old.tables}
+    for table in new.tables:
+        if table.title in before:
+            grid, rest = compared(before.pop(table.title), table)
+            drawn = piped(grid, 4) if markdown else "\n".join(aligned(grid, 4))
+            parts.append("\n".join([f"**{table.title}**\n" if markdown else table.title, drawn, *rest]))
+        else:
+            parts.append(f"Only in the new run: {table.title}")
+    return "\n\n".join(parts + [f"Only in the old run: {title}" for title in before])
+
+
+def _machine(run: Run) -> str:
+    return run.machine.get("GPU", run.machine.get("CPU", "unknown"))
+
+
+def compared(old, new):
+    """Of two tables of a case: (heading and rows, lines on rows that only one has)."""
+    before = {(row.kind, row.precision): row for row in old.rows}
+    grid, only_new = [HEADING], []
+    for row in new.rows:
+        match = before.pop((row.kind, row.precision), None)
+        if match is None:
+            only_new.append(row)
+            continue
+        if bool(match.timing) != bool(row.timing):
+            grid.append([row.name, row.precision, MAIN, "fails" if match.timing else "works"])
+        for figure in (MAIN, *FURTHER):
+            if match.figure(figure) and row.figure(figure):
+                grid.append([row.name, row.precision, figure, *_cells(old, match, new, row, figure)])
+    return grid, _only("new", only_new) + _only("old", before.values())
+
+
+def _only(which, rows) -> list[str]:
+    names = [f"{row.name} in {row.precision}" for row in rows]
+    return [f"Only in the {which} run: " + "; ".join(names)] if names else []
+
+
+def _cells(old, match: Row, new, row: Row, figure) -> list[str]:
+    """From "moved" on."""
+    before, after = match.figure(figure), row.figure(figure)
+    time = time_ratio(before, after)
+    moved = ["faster" if time.value < 1 else "slower"] if time.moved else []
+    peers = old.best_peer(row.precision, figure), new.best_peer(row.precision, figure)
+    against = ["-"] * 3
+    if all(peers):
+        ratio = over(time_ratio(*peers), time)
+        moved += ["ahead" if ratio.value > 1 else "back"] if ratio.moved else []
+        against = [f"{peer.median / own.median:.2f}" for peer, own in zip(peers, (before, after))] + [str(ratio)]
+    return [", ".join(moved), before.digits, after.digits, str(time), *against]
