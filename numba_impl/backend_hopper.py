@@ -66,12 +66,11 @@ def config(problem: Problem):
 
 
 def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
-    from numba_impl import tensor_map
     from numba_impl.kernels import hopper, split
 
     packed, factors, x_map = split.outputs(weight)
     x, weight = x.contiguous(), weight.contiguous()
-    split.launch(weight, packed, factors, x_map, tensor_map.of_rows(x, hopper.BOX))
+    split.launch(weight, packed, factors, x_map, hopper.map_of(x))
     bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
     out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
     gy = None if gy is None else gy.contiguous()

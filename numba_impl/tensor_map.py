@@ -13,28 +13,31 @@ def fits(x) -> bool:
     return x.numel() > 0 and x.shape[3] * x.element_size() % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
 
 
-def of_rows(x, pixels) -> tuple[int, ...]:
-    """The map of x [N, C, H, W], fp32 and contiguous, for boxes [1, C, 1, pixels]: zero outside of x. Zeros if x does not fit."""
-    return _encode(x.data_ptr(), tuple(x.shape), pixels) if fits(x) else (0,) * WORDS
+def encode(x, box) -> tuple[int, ...]:
+    """The map of x [N, C, H, W], fp32 and contiguous, for boxes (width, height, channels, images), with zeros outside of x.
+
+    All are zeros where x does not fit. Raises RuntimeError where the driver refuses.
+    """
+    return _encode(x.data_ptr(), tuple(reversed(x.shape)), box) if fits(x) else (0,) * WORDS
 
 
 @functools.lru_cache(maxsize=256)
-def _encode(address, shape, pixels):
-    sizes = [shape[3], shape[2], shape[1], shape[0]]  # innermost first, as the driver has them
-    strides = [4 * shape[3], 4 * shape[3] * shape[2], 4 * shape[3] * shape[2] * shape[1]]
+def _encode(address, sizes, box):
+    """``sizes`` and ``box`` begin with the innermost, as the driver has them."""
+    strides = [4 * sizes[0], 4 * sizes[0] * sizes[1], 4 * sizes[0] * sizes[1] * sizes[2]]
     status, encoded = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        4,
+        len(sizes),
         address,
         [driver.cuuint64_t(size) for size in sizes],
         [driver.cuuint64_t(stride) for stride in strides],
-        [driver.cuuint32_t(size) for size in (pixels, 1, shape[1], 1)],
-        [driver.cuuint32_t(1)] * 4,
+        [driver.cuuint32_t(size) for size in box],
+        [driver.cuuint32_t(1)] * len(sizes),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"no tensor map of shape {shape} at address {address:#x}: {status.name}")
+        raise RuntimeError(f"no tensor map at address {address:#x} for sizes {sizes} and boxes {box}: {status.name}")
     return tuple(int(word) for word in encoded.opaque)

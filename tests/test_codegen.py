@@ -133,24 +133,23 @@ def test_channel_sum(capability):
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
 @pytest.mark.parametrize(
-    ("in_channels", "out_channels", "terms", "vector", "backward"),
+    ("in_channels", "out_channels", "terms", "vector", "bulk", "backward"),
     [
-        (64, 64, 3, 4, False),
-        (64, 64, 3, 2, False),
-        (64, 64, 3, 1, False),
-        (64, 64, 1, 4, False),
-        (32, 64, 3, 1, False),
-        (64, 32, 3, 2, False),
-        (24, 40, 1, 1, False),
-        (8, 8, 3, 4, False),
-        (64, 64, 3, 4, True),
-        (64, 64, 1, 4, True),
-        (24, 40, 3, 1, True),
-        (64, 64, 3, 2, True),
+        (64, 64, 3, 4, True, False),
+        (64, 64, 3, 1, False, False),
+        (64, 64, 1, 4, True, False),
+        (32, 64, 3, 1, True, False),
+        (64, 32, 3, 2, False, False),
+        (24, 40, 1, 1, False, False),
+        (8, 8, 3, 4, True, False),
+        (64, 64, 3, 4, True, True),
+        (64, 64, 1, 4, True, True),
+        (24, 40, 3, 1, False, True),
+        (64, 64, 3, 2, False, True),
     ],
 )
-def test_hopper(in_channels, out_channels, terms, vector, backward, capability):
-    config = hopper.Config(in_channels, out_channels, terms, vector, backward)
+def test_hopper(in_channels, out_channels, terms, vector, bulk, backward, capability):
+    config = hopper.Config(in_channels, out_channels, terms, vector, bulk, backward)
     ptx = check_registers(hopper.build(config), (*capability, "a"))
     assert ptx.count("wgmma.mma_async") == 9 * config.steps * terms, "a product is missing, or computed twice"
     assert ptx.count("ldmatrix") == 4 * config.steps * terms
@@ -158,7 +157,9 @@ def test_hopper(in_channels, out_channels, terms, vector, backward, capability):
     assert ptx.count(store) == out_channels * 2 // vector, "outputs are stored in other pieces"
     gy_vectors, gy_values = (0, 0) if not backward else (out_channels // 2, 0) if vector == 4 else (0, out_channels * 2)
     assert ptx.count("ld.global.nc.v4.f32") == gy_vectors, "gy is read in other pieces"
-    assert ptx.count("ld.global.nc.f32") == 8 * config.steps + 2 + gy_values, "x is read otherwise, or gy in other pieces"
+    x_values = 0 if bulk else 8 * config.steps + 2
+    assert ptx.count("ld.global.nc.f32") == x_values + gy_values, "x is read otherwise, or gy in other pieces"
+    assert ("cp.async.bulk.tensor.4d.shared" in ptx) == bulk
     assert config.shared_bytes <= GPUS[capability].shared_memory_per_block_optin
 
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 from numba import cuda, float32, int32
 from numba.cuda import types
+from torch.nn import functional as F
 
+from numba_impl import tensor_map
 from numba_impl.kernels import ptx
 from numba_impl.kernels.device import device, unroll
 from numba_impl.launch import Kernel
@@ -40,13 +42,6 @@ def global_address(x, y):
 def load_or_zero(x, offsets, keep, y):
     i = int32(cuda.threadIdx.x)
     y[i] = ptx.load_or_zero(ptx.global_address(x) + offsets[i], keep[i])
-
-
-@kernel(["@p prefetch.global.L2 [%];"], FLOATS, LONGS, INTS, FLOATS)
-def prefetch(x, offsets, keep, y):
-    i = int32(cuda.threadIdx.x)
-    ptx.prefetch(ptx.global_address(x) + offsets[i], keep[i])
-    y[i] = x[i]
 
 
 @kernel(["@p st.global.cs.v4.f32 [%], {%, %, %, %};"], FLOATS, INTS, FLOATS)
@@ -89,15 +84,6 @@ def test_load_or_zero():
     y = torch.full((THREADS,), float("nan"), device="cuda")
     load_or_zero(1, x, torch.where(keep != 0, 4 * places, OUTSIDE), keep, y)
     assert torch.equal(y, torch.where(keep != 0, x[places], 0.0))
-
-
-@on_hopper
-def test_prefetch_changes_nothing():
-    x, keep = torch.randn(32 * THREADS, device="cuda"), drawn_keep()
-    before, y = x.clone(), torch.zeros(THREADS, device="cuda")
-    lines = 128 * torch.arange(THREADS, device="cuda")
-    prefetch(1, x, torch.where(keep != 0, lines, OUTSIDE), keep, y)
-    assert torch.equal(y, x[:THREADS]) and torch.equal(x, before)
 
 
 @on_hopper
@@ -355,6 +341,60 @@ def test_bulk_copy(rounds=4):
     y = torch.zeros_like(x)
     bulk_copies(1, x, y, rounds, shared_bytes=4 * x.numel() + 8)
     assert torch.equal(y, x.roll(1, 1))
+
+
+BOX = 8, 3, 4, 1  # width, height, channels, images
+
+
+@kernel(
+    [
+        "fence.proxy.tensormap::generic.acquire.gpu [%], 128;",
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%], [%, {%, %, %, %}], [%];",
+    ],
+    *(LONGS, INTS, FLOATS, types.int32),
+)
+def bulk_copy_boxes(tensor_map, corners, y, boxes):
+    """A box of the tensor at each of the corners [boxes, 4], one after another."""
+    shared = cuda.shared.array(0, float32)
+    i, base = int32(cuda.threadIdx.x), ptx.shared_address(shared)
+    values = BOX[0] * BOX[1] * BOX[2]
+    barrier = base + 4 * values
+    if i == 0:
+        ptx.mbarrier_init(barrier, 1)
+        ptx.mbarrier_init_fence()
+        ptx.tensor_map_fence(ptx.global_address(tensor_map))
+    cuda.syncthreads()
+    for box in range(boxes):
+        if i == 0:
+            ptx.mbarrier_arrive_expect(barrier, 4 * values)
+            at = 4 * box
+            x, y_, z, w = corners[at], corners[at + 1], corners[at + 2], corners[at + 3]
+            ptx.bulk_copy_box(base, ptx.global_address(tensor_map), x, y_, z, w, barrier)
+        ptx.mbarrier_wait(barrier, box & 1)
+        if i < values:
+            y[values * box + i] = shared[i]
+        cuda.syncthreads()
+
+
+@on_hopper
+def test_bulk_copy_box():
+    """Inside, over every edge, and wholly outside, where all is zero."""
+    x = torch.randn(2, 4, 5, 12, device="cuda")
+    corners = [(0, 0, 0, 0), (4, 2, 0, 1), (8, 3, 0, 1), (-3, -1, 0, 0), (12, 0, 0, 0), (0, 5, 0, 1), (0, 0, 2, 0), (0, 0, 0, 2)]
+    y = torch.full((len(corners), *reversed(BOX)), float("nan"), device="cuda")
+    words = tensor_map.encode(x, BOX)
+    bulk_copy_boxes(
+        1,
+        torch.tensor(words, device="cuda"),
+        torch.tensor(corners, dtype=torch.int32, device="cuda"),
+        y,
+        len(corners),
+        shared_bytes=y[0].nbytes + 8,
+    )
+    padded = F.pad(x, (8, 8, 8, 8, 8, 8, 8, 8))
+    for box, corner in zip(y, corners):
+        place = tuple(slice(8 + at, 8 + at + size) for at, size in zip(reversed(corner), reversed(BOX)))
+        assert torch.equal(box, padded[place]), corner
 
 
 # Registers from a warpgroup to another: two blocks of 256 threads to a multiprocessor are 128 registers a thread.

@@ -31,7 +31,6 @@ MAX_CHANNELS = 64
 STRIP = 64  # cells of a unit
 BOX = STRIP + 4  # pixels of a row that the bulk copy engine loads: the strip and the one beside it, in multiples of 16 bytes
 MAXIMA_BYTES = 8 * STRIP + 16
-AHEAD = 3  # rows between the one loaded and the one asked into L2, where the engine does not serve
 PLANE = fragments.pixel_offset(STRIP - 1) + 144  # bytes of a row's hi or lo: its pixels and the one beside
 THREADS = 384
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 88, 208
@@ -231,10 +230,6 @@ def build(config: Config) -> Kernel:
         inside = warp == 0 and row < height and cell + STRIP < width and 2 * lane < C_IN
         for j in range(2):
             beside[j] = ptx.load_or_zero(at + (2 * lane + j) * plane + STRIP * 4, inside)
-        if SPLIT:  # a thread, a line of one channel
-            line, channel = int32(lane % 2 * 32), int32(16 * warp + lane // 2)
-            ahead = row + AHEAD < height and cell + line < width and channel < C_IN
-            ptx.prefetch(at + channel * plane + (AHEAD * int64(width) + line) * 4, ahead)
 
     @device
     def row_range(values, beside, maxima, thread, warp, lane):
@@ -477,6 +472,11 @@ def too_large(batch, height, width) -> str:
     return ""
 
 
+def map_of(x):
+    """What tells the bulk copy engine of x [N, C_in, H, W], for ``split.launch``: a box is a strip's row and what is beside."""
+    return tensor_map.encode(x, (BOX, 1, x.shape[1], 1))
+
+
 def grid(batch, height, width, multiprocessors):
     """(strips of an image, units of a strip, blocks to launch)."""
     strips, units = -(-width // STRIP), batch * height
@@ -495,11 +495,11 @@ def cycles(config: Config, batch, height, width, multiprocessors):
 def launch(x, packed, factors, x_map, weight, bias, out, terms, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device of sm_90.
 
-    H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed``,
-    ``factors`` and ``x_map`` are what ``split.launch`` makes of the weights and x, ``weight`` [C_in, C_out, 3, 3] and
-    ``bias`` [C_out] as they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. With ``gy``, of the
-    shape of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Raises
-    TypeError for another dtype and ValueError for strides, sizes or terms that do not fit.
+    H_out is 2 H or 2 H - 1, W_out is 2 W or 2 W - 1: an output padding of 1 or 0 on each axis. ``packed``, ``factors`` and
+    ``x_map`` are what ``split.launch`` makes of the weights and x; ``weight`` [C_in, C_out, 3, 3] and ``bias`` [C_out] are as
+    they are. Channels are multiples of 8 up to 64. ``terms``: 3 for fp32 accuracy, 1 for TF32's. With ``gy``, of the shape of
+    ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Raises TypeError for
+    another dtype and ValueError for strides, sizes or terms that do not fit.
     """
     arrays = {"x": x, "weight": weight, "bias": bias, "out": out}
     x, weight, bias, out = (contiguous(name, array) for name, array in arrays.items())

@@ -309,11 +309,6 @@ def load4_or_zero(address, keep):
     """ld.global.nc.v4.f32: four fp32, 16-byte aligned, of memory that nobody writes meanwhile; so it may be moved."""
 
 
-@emits(_instruction("{ .reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0]; }", "lr"))
-def prefetch(address, keep):
-    """prefetch.global.L2: bring the line of a global address into L2, where ``keep`` is not 0."""
-
-
 @emits(_instruction("ld.shared.v2.f32 {$0, $1}, [$2];", "r", "ff"))
 def load_shared2(address):
     """ld.shared.v2.f32: two fp32, 8-byte aligned."""
