@@ -51,8 +51,9 @@ class PixelShuffle(nn.Module):
         return split.reshape(4 * c_out, c_in, 2, 2)
 
     def forward(self, x):
-        # A cell meets the pixels below and to the right of its own: zeros past those two edges alone.
-        z = F.conv2d(F.pad(x, (0, 1, 0, 1)), self.weight, self.bias)
+        # A cell meets the pixels below and to the right of its own. Padding there alone, by F.pad, is 1 % faster in NCHW, and
+        # slower in channels_last, which is the faster of the two.
+        z = F.conv2d(x, self.weight, self.bias, padding=1)[:, :, 1:, 1:]
         return reference.mish_add_hardtanh_scale(F.pixel_shuffle(z, 2), self.constants)
 
 
@@ -71,7 +72,7 @@ def peers(work: Work, precisions, compiled=True) -> dict[str, list[Contender]]:
         if compiled:
             kinds.append(("torch.compile", Plain, True, False))
             if work.x.is_cuda and not no_pixel_shuffle(work):
-                kinds += [("pixel-shuffle compiled", PixelShuffle, True, last) for last in formats]
+                kinds += [("pixel-shuffle compiled", PixelShuffle, True, last) for last in (False, True)]
         found[precision] = [_peer(build, precision, *kind) for kind in kinds]
     return found
 

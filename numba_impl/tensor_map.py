@@ -1,5 +1,6 @@
 """How Hopper's bulk copy engine is told of a tensor: the driver's 128 bytes, which name a box of it and what lies outside."""
 
+import ctypes
 import functools
 
 from cuda.bindings import driver
@@ -40,4 +41,4 @@ def _encode(address, sizes, box):
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"no tensor map at address {address:#x} for sizes {sizes} and boxes {box}: {status.name}")
-    return tuple(int(word) for word in encoded.opaque)
+    return tuple(ctypes.c_int64(int(word)).value for word in encoded.opaque)  # signed, as the kernel's arguments are
