@@ -19,7 +19,9 @@ OPEN = Constants(add_value=-0.5, scale=2.0, min_val=float("-inf"), max_val=float
 # Bounds that fp32 holds, so that mish(z) + add_value meets either exactly for some z.
 MET = Constants(add_value=0.125, scale=-0.7, min_val=-0.125, max_val=0.875)
 
-GUARD, SENTINEL = 64, 12345.678
+SENTINEL = 12345.678
+# Values on either side of a guarded tensor, and their bits, a NaN's: reading one spoils a result, writing one changes it.
+GUARD, GUARD_BITS = 1024, 0x7FE5A5A5
 
 # Environment in which a script, wherever it is, imports what the tests do.
 IMPORTS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
@@ -118,17 +120,22 @@ VIEWS = {
 class Guarded:
     """A NaN-filled fp32 ``tensor`` between two guard zones; starts ``offset`` values past 16-byte alignment."""
 
-    def __init__(self, shape, device, offset=0):
-        size = torch.Size(shape).numel()
-        self.memory = torch.full((2 * GUARD + offset + size,), SENTINEL, device=device)
-        start = GUARD + offset
-        self.before, flat, self.after = self.memory.split([start, size, GUARD])
-        self.tensor = flat.fill_(float("nan")).view(shape)
+    def __init__(self, shape, device, offset=0, around=GUARD_BITS):
+        size, self.around = torch.Size(shape).numel(), around
+        memory = torch.full((2 * GUARD + offset + size,), around, dtype=torch.int32, device=device)
+        self.before, values, self.after = memory.split([GUARD + offset, size, GUARD])
+        self.tensor = values.view(torch.float32).fill_(float("nan")).view(shape)
+
+    @classmethod
+    def of(cls, values, offset=0, around=GUARD_BITS):
+        """With these values, contiguous."""
+        guarded = cls(values.shape, values.device, offset, around)
+        guarded.tensor.copy_(values)
+        return guarded
 
     def check(self):
         """Assert that the guard zones are what they were, bit for bit."""
-        for zone in (self.before, self.after):
-            assert torch.equal(zone, torch.full_like(zone, SENTINEL)), "written outside the output"
+        assert all((zone == self.around).all() for zone in (self.before, self.after)), "written outside the tensor"
 
 
 def problem(case, device="cpu", **changes):

@@ -4,6 +4,8 @@ Markers: ``gpu`` needs a CUDA device; ``simulator`` runs in Numba's CUDA simulat
 own that ``test_simulator.py`` starts. A kernel test carries both: the same lines check both targets.
 """
 
+import functools
+import math
 import os
 import secrets
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsic
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes
+POISON = {torch.float32: math.nan, torch.int32: 2**31 - 1}  # the second are two NaNs of fp16
 
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
@@ -44,6 +47,29 @@ def compiled_kernels(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NUMBA_CACHE_DIR", str(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def poisoned_memory():
+    """Memory that torch allocates for the package is full of NaN, so that what no kernel writes shows, wherever it came from."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+            patch.setattr(owner, name, poisoned(getattr(owner, name)))
+        yield
+
+
+def poisoned(allocate):
+    """The same, filled with ``POISON``; what torch traces with has no values to fill."""
+
+    @functools.wraps(allocate)
+    def allocate_poisoned(*args, **kwargs):
+        tensor = allocate(*args, **kwargs)
+        if type(tensor) is torch.Tensor and tensor.dtype in POISON:
+            with torch.no_grad():
+                tensor.fill_(POISON[tensor.dtype])
+        return tensor
+
+    return allocate_poisoned
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,140 @@
+"""Memory around what kernels read and write: nothing there is written, nothing there matters; and every output is written."""
+
+import pytest
+import torch
+
+from numba_impl import backend_cpu, dispatch, packing
+from numba_impl.kernels import channel_sum, pointwise, pointwise_backward, split, tiled
+from tests.cases import CLAMPED, GUARD_BITS, Case, Guarded, bits, problem
+from tests.test_pointwise import FEW
+from tests.test_tiled import SMALL
+
+LAYER = Case((1, 3, 3, 5), 5, 3, 2, 1, 1)
+# More than one tile or strip, the last of them a piece; outputs in rows of 140, which may be stored by four.
+STRIPS = Case((2, 16, 3, 70), 8, 3, 2, 1, 1)
+
+
+def forward_of_pointwise(x):
+    y = torch.empty(x.shape, device=x.device)
+    pointwise.launch(x, y, *CLAMPED, FEW)
+    return [y]
+
+
+def gradient_of_pointwise(z, gy):
+    g = torch.empty(z.shape, device=z.device)
+    pointwise_backward.launch(z, gy, g, *CLAMPED, FEW)
+    return [g]
+
+
+def forward_of_tiled(x, weight, bias, gy=None):
+    """Of packed weights, with a tile that the simulator can compute."""
+    out = torch.empty(LAYER.output_shape, device=x.device)
+    tiled.launch(x, weight, bias, out, LAYER.geometry, SMALL, *CLAMPED, gy=gy)
+    return [out]
+
+
+def split_of_weights(weight):
+    packed, factors = split.outputs(weight)
+    split.launch(weight, packed, factors)
+    return [packed, factors]
+
+
+def sums_of_channels(g):
+    return [channel_sum.launch(g)]
+
+
+def packed_layer(device):
+    x, weight, bias = LAYER.draw(device)
+    channels = SMALL.tile_channels
+    return x, packing.pack_tiled(weight, SMALL.depth, channels), packing.pack_bias(bias, 5, channels, weight)
+
+
+# A kernel's launcher, and what it is given on a device.
+LAUNCHERS = {
+    "pointwise": (forward_of_pointwise, lambda device: [torch.randn(37, device=device)]),
+    "pointwise_backward": (gradient_of_pointwise, lambda device: torch.randn(2, 37, device=device)),
+    "tiled": (forward_of_tiled, packed_layer),
+    "tiled, backward": (
+        forward_of_tiled,
+        lambda device: [*packed_layer(device), torch.randn(LAYER.output_shape, device=device)],
+    ),
+    "split": (split_of_weights, lambda device: [torch.randn(24, 8, 3, 3, device=device)]),
+    "channel_sum": (sums_of_channels, lambda device: [torch.randn(1, 2, 5, 7, device=device)]),
+}
+
+
+def run(launch, tensors, offset, around, monkeypatch):
+    """The results of ``launch(*tensors)``, where every tensor and all that it allocates lies between guard zones."""
+    inputs, allocated = [Guarded.of(tensor, offset, around) for tensor in tensors], []
+
+    def allocate(*size, dtype=torch.float32, device):
+        allocated.append(Guarded(size if isinstance(size[0], int) else size[0], device, offset, around))
+        return allocated[-1].tensor.view(dtype)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", allocate)
+        results = launch(*(guarded.tensor for guarded in inputs))
+    for guarded in inputs + allocated:
+        guarded.check()
+    for guarded, tensor in zip(inputs, tensors, strict=True):
+        assert torch.equal(bits(guarded.tensor), bits(tensor)), "an input was written"
+    return results
+
+
+def check(launch, tensors, offset, monkeypatch):
+    """Between NaNs it computes what it does between zeros."""
+    between_nans, between_zeros = (run(launch, tensors, offset, around, monkeypatch) for around in (GUARD_BITS, 0))
+    for got, want in zip(between_nans, between_zeros, strict=True):
+        assert not got.isnan().any(), "a value was not written, or comes from outside the inputs"
+        assert torch.equal(bits(got), bits(want)), "what lies outside the inputs matters"
+
+
+@pytest.mark.gpu
+@pytest.mark.simulator
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(("launch", "draw"), LAUNCHERS.values(), ids=LAUNCHERS)
+def test_launchers(launch, draw, offset, kernel_device, monkeypatch):
+    check(launch, draw(kernel_device), offset, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(("name", "precision"), [("tiled", "fp32"), ("hopper", "fp32"), ("hopper", "tf32")])
+def test_backends(name, precision, backward, offset, monkeypatch, request):
+    """One row of x holds values too far apart for the tensor cores."""
+    if name == "hopper":
+        request.getfixturevalue("hopper")
+    x, weight, bias = STRIPS.draw("cuda")
+    x[0, :, 0, 5] = 3e30
+    gy = [torch.randn(STRIPS.output_shape, device="cuda")] if backward else []
+    described = problem(STRIPS, "cuda", precision=precision)
+
+    def launch(x, weight, bias, gy=None):
+        return [dispatch.BACKENDS[name].run(x, weight, bias, CLAMPED, described, gy)]
+
+    check(launch, [x, weight, bias, *gy], offset, monkeypatch)
+
+
+def test_what_is_allocated_is_poisoned():
+    values = torch.ones(2, 3)
+    for tensor in (torch.empty(2, 3), torch.empty_like(values), values.new_empty(2, 3)):
+        assert tensor.isnan().all()
+    packed, factors = split.outputs(torch.ones(16, 8, 3, 3))
+    assert packed.view(torch.float16).isnan().all() and factors.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "launcher"),
+    [
+        ("cpu", "cpu", "numba_impl.backend_cpu.activate"),
+        pytest.param("cuda", "tiled", "numba_impl.kernels.tiled.launch", marks=pytest.mark.gpu),
+        pytest.param("cuda", "hopper", "numba_impl.kernels.hopper.launch", marks=pytest.mark.gpu),
+    ],
+    ids=["cpu", "tiled", "hopper"],
+)
+def test_an_output_that_nothing_writes_is_nan(device, name, launcher, monkeypatch):
+    monkeypatch.setattr(launcher, lambda *arguments, **options: None)
+    monkeypatch.setattr(backend_cpu, "CHUNK", 1)  # so that it allocates the result itself
+    y = dispatch.BACKENDS[name].run(*STRIPS.draw(device), CLAMPED, problem(STRIPS, device))
+    assert y.shape == STRIPS.output_shape and y.isnan().all()
