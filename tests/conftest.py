@@ -8,6 +8,8 @@ import functools
 import math
 import os
 import secrets
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +95,18 @@ def memory_given_back():
     """What a large test took on a GPU: torch would keep it, and other processes may share the GPU."""
     yield
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > LARGE:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def whole_gpu():
+    """For a test that takes most of a GPU's memory: one at a time, in whichever processes."""
+    import fcntl
+
+    with open(Path(tempfile.gettempdir()) / "numba_impl-whole-gpu", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        torch.cuda.empty_cache()
+        yield
         torch.cuda.empty_cache()
 
 

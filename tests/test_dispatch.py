@@ -72,6 +72,35 @@ def test_outside_the_tensor_core_kernel(case, why, kernels_run):
         dispatch.choose(cuda_problem(case), "hopper")
 
 
+@pytest.mark.parametrize(
+    ("backend", "case", "why"),
+    [
+        ("tiled", Case((1, 2, 2**15, 2**15), 3, 3, 2, 1, 1), "2\\^31 values"),
+        ("tiled", Case((1, 1, 1, 1), 2**31, 1), "2\\^31 channels"),
+        ("tiled", Case((2**31, 1, 1, 1), 3, 3, 2, 1, 1), "2\\^31 blocks"),
+        ("hopper", Case((2**31, 8, 1, 1), 8, 3, 2, 1, 1), "32-bit"),
+        ("hopper", Case((1, 8, 1, 2**30 - 1), 8, 3, 2, 1, 1), "32-bit"),
+    ],
+    ids=str,
+)
+def test_what_32_bits_do_not_count_is_declined(backend, case, why, kernels_run):
+    with pytest.raises(ValueError, match=f"backend '{backend}' cannot serve this call: .*{why}"):
+        dispatch.choose(cuda_problem(case), backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("tiled", Case((1, 2, 2**15, 2**15 - 1), 3, 3, 2, 1, 1)),
+        ("tiled", Case((1, 1, 1, 1), 2**31 - 1, 1)),
+        ("hopper", Case((2**16, 8, 2**14, 1), 8, 3, 2, 1, 1)),
+    ],
+    ids=str,
+)
+def test_what_they_count_is_served(backend, case, kernels_run):
+    assert dispatch.choose(cuda_problem(case), backend) == (backend, {})
+
+
 @pytest.mark.parametrize("output_padding", [0, 1, (0, 1), (1, 0)])
 @pytest.mark.parametrize("channels", [(8, 64), (64, 8), (24, 40), (56, 32)])
 def test_inside_the_tensor_core_kernel(channels, output_padding, kernels_run):

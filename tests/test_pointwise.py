@@ -101,6 +101,7 @@ def test_large_sizes(size, checks):
     checks(5 * torch.randn(size, device="cuda"), CLAMPED, Config())
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.parametrize("offset", [0, 3])
 def test_more_than_2_31_values(offset):
     """In place, 8.8 GB: both ends, both sides of 2^31 and of 2^31 bytes, and drawn places in between."""

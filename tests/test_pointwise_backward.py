@@ -154,6 +154,7 @@ def test_large_sizes(constants, checks):
     checks(*draw(2**22 + 3, "cuda"), constants, Config())
 
 
+@pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.parametrize("offset", [0, 3])
 def test_more_than_2_31_values(offset):
     """In place of z, 17.6 GB: a value's result depends on the value alone, so that every block comes out as the first."""

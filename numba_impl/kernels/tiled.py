@@ -284,6 +284,8 @@ def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -
     """Why the kernel's 32-bit numbers do not hold a size, or an empty string."""
     if in_channels * height * width >= 2**31:
         return "an image has 2^31 values or more"
+    if max(out_channels, geometry.rows.output_size(height), geometry.cols.output_size(width)) >= 2**31:
+        return "an output has 2^31 channels, rows or columns, or more"
     if tile.grid(geometry, batch, out_channels, height, width)[-1] >= 2**31:
         return "it would take 2^31 blocks or more"
     return ""
