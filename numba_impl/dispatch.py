@@ -13,6 +13,8 @@ the next one serves; a forced backend raises.
 import functools
 import warnings
 
+import torch
+
 from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, cuda_support, reference
 from numba_impl.errors import KernelError
 from numba_impl.problem import Problem
@@ -74,12 +76,17 @@ def run(x, weight, bias, constants, problem: Problem, forced=None, gy=None):
 
 
 def attempt(name, device, function):
-    """``function()``, which runs kernels of a backend on a device; None where one does not compile or load, then or before."""
+    """``function()``, which runs kernels of a backend on a device; None where one does not compile or load, then or before.
+
+    Raises torch's error where that is because the device's context has been lost.
+    """
     if (name, device) in _out_of_service:
         return None
     try:
         return function()
     except KernelError as error:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).query()  # raises where an earlier kernel's fault ended the context: no kernel loads
         _out_of_service[name, device] = str(error)
         advice = "`python -m numba_impl doctor` says what is wrong"
         warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=2)

@@ -174,13 +174,13 @@ def spawn(worker, processes, *arguments):
             process.kill()
 
 
-def run_script(folder, text, *arguments, flags=()):
+def run_script(folder, text, *arguments, flags=(), seconds=SECONDS):
     """Run ``text`` as a Python script in a fresh process; it must end well, and in time."""
     script = folder / "script.py"
     script.write_text(text)
     command = [sys.executable, *flags, str(script), *arguments]
     environment = os.environ | IMPORTS
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
