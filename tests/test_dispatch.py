@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import cuda_support, dispatch
-from numba_impl.problem import PRECISIONS
-from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, problem
+from numba_impl import backend_tiled, cuda_support, dispatch, launch
+from numba_impl.problem import PRECISIONS, Constants, Problem
+from tests.accuracy import check_layer
+from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, apply, problem
 
 SMALL = Case((2, 4, 5, 6), 3, 3, 2, 1, 1)
 
@@ -43,12 +44,66 @@ def test_on_other_gpus_the_benchmark_goes_to_the_tiled_kernel(capability, kernel
     assert name == "tiled" and str(capability) in declined["hopper"]
 
 
-def test_a_small_slice_of_a_gpu_has_too_little_shared_memory(kernels_run, monkeypatch):
-    small = SimpleNamespace(**vars(GPUS[9, 0]) | dict(shared_memory_per_block_optin=200_000))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
+@pytest.fixture
+def gpu(kernels_run, monkeypatch):
+    """Gives a function that changes what is known of the H200."""
+
+    def change(**changes):
+        changed = SimpleNamespace(**vars(GPUS[9, 0]) | changes)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: changed)
+
+    return change
+
+
+# Bytes of shared memory a block, and who serves the benchmark in fp32 and in TF32.
+SMALLER = [(200_000, "tiled", "hopper"), (50_000, "tiled", "composite"), (1_000, "composite", "composite")]
+
+
+@pytest.mark.parametrize(("shared", "fp32", "tf32"), SMALLER)
+def test_a_gpu_of_less_shared_memory_is_served_by_the_next_backend(shared, fp32, tf32, gpu):
+    gpu(shared_memory_per_block_optin=shared)
     name, declined = dispatch.choose(cuda_problem())
-    assert name == "tiled" and "200000" in declined["hopper"]
-    assert dispatch.choose(cuda_problem(precision="tf32")) == ("hopper", {}), "one term needs half of it"
+    assert name == fp32 and f"cuda has {shared}" in declined["hopper"]
+    assert name == "tiled" or "no tile" in declined["tiled"]
+    assert dispatch.choose(cuda_problem(precision="tf32"))[0] == tf32
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 1000])
+def test_a_slice_of_a_gpu_is_given_blocks_for_its_multiprocessors(count, gpu):
+    gpu(multi_processor_count=count)
+    assert launch.multiprocessors("cuda") == count
+    assert dispatch.choose(cuda_problem(precision="tf32")) == ("hopper", {})
+    assert backend_tiled.tile_for(cuda_problem()) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("changes", "precision", "name"),
+    [
+        (dict(multi_processor_count=7), "fp32", None),
+        (dict(shared_memory_per_block_optin=100_000), "fp32", "tiled"),
+        (dict(shared_memory_per_block_optin=1_000), "fp32", "composite"),
+        (dict(shared_memory_per_block_optin=1_000), "tf32", "composite"),
+        (dict(major=8, minor=0), "fp32", "tiled"),
+        (dict(major=8, minor=0), "tf32", "composite"),
+        (dict(major=7, minor=5), "fp32", "reference"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_says_it_is_smaller(changes, precision, name, monkeypatch):
+    """The layer is right there, and so is every backend that still serves."""
+    case, real = Case((5, 64, 40, 72), 64, 3, 2, 1, 1), torch.cuda.get_device_properties(0)
+    fields = "major", "minor", "multi_processor_count", "shared_memory_per_block_optin", "shared_memory_per_multiprocessor"
+    smaller = SimpleNamespace(**{field: getattr(real, field) for field in fields} | changes)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: smaller)
+    monkeypatch.setattr(cuda_support, "capability", cuda_support.capability.__wrapped__)
+    x, weight, bias = case.draw("cuda")
+    chosen, _ = dispatch.choose(Problem.of(x, weight, bias, case.geometry, precision))
+    assert name in (None, chosen)
+    for backend in ("hopper", "tiled", "composite", "reference", None):
+        if backend is None or dispatch.BACKENDS[backend].supports(Problem.of(x, weight, bias, case.geometry, precision))[0]:
+            y = apply(x, weight, bias, case, precision=precision, backend=backend)
+            check_layer(y, x, weight, bias, case.geometry, Constants(-0.5, 2.0), precision)
 
 
 @pytest.mark.parametrize(
