@@ -1,0 +1,149 @@
+"""Under load: calls of changing shapes on changing streams, and from many threads; memory and caches stay within bounds."""
+
+import gc
+import importlib
+import os
+import pkgutil
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+import numba_impl
+from model_numba import ModelNumba
+from numba_impl import mish_add_hardtanh_scale
+from numba_impl.problem import Constants, Geometry
+from tests.accuracy import check_layer
+from tests.cases import every_device
+
+CALLS = {"cpu": 1_000, "cuda": 100_000}  # of the soak; SOAK_CALLS overrules
+WARM = 1 / 4  # of the calls, after which nothing more is to be kept
+SLACK = {"cpu": 2**24, "cuda": 2**26}  # bytes that the process, and the GPU, may hold more then
+TRAINED, CHECKED = 1 / 20, 1 / 100  # of the calls
+STREAMS, THREADS, EACH = 4, 8, {"cpu": 25, "cuda": 1_000}
+CONSTANTS = Constants(-0.5, 2.0)
+
+K3, K4, ONE = (16, 8, 3, 2, 1, 1), (6, 5, 4, 2, 1, 0), (5, 7, 3, 1, 1, 0)
+LAYERS = {
+    "cpu": [(K3, "fp32", None), (K4, "fp32", "cpu"), (ONE, "fp32", "reference")],
+    "cuda": [
+        *[(K3, "fp32", "hopper"), (K3, "fp32", "tiled"), (K4, "fp32", None), (ONE, "fp32", "tiled")],
+        *[(K4, "fp32", "composite"), (ONE, "tf32", None), (K3, "fp32", "reference")],
+    ],
+}
+# (batch, height, width) where torch's convolutions take part, which keep something of every shape; elsewhere thousands.
+FEW = [(1, 1, 1), (2, 5, 7), (1, 8, 3), (3, 6, 6)]
+
+
+def layers(device):
+    """The models, of those backends that this device has."""
+    on_hopper = device == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    return [
+        ModelNumba(*arguments, *CONSTANTS[:2], precision=precision, backend=backend).to(device)
+        for arguments, precision, backend in LAYERS[device]
+        if backend != "hopper" or on_hopper
+    ]
+
+
+def soak(device, calls, draw):
+    """Gives what was held when warm and after all calls."""
+    models, held_before = layers(device), None
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)] if device == "cuda" else []
+    for number in range(calls):
+        if number == int(calls * WARM):
+            held_before = held(device)
+        with torch.cuda.stream(draw.choice(streams)) if streams else nullcontext():
+            call(draw.choice(models), device, draw)
+    return held_before, held(device)
+
+
+def call(model, device, draw):
+    """One inference or training step."""
+    conv, trained = model.conv_transpose, draw.random() < TRAINED
+    convolves = trained or device == "cpu" or model.backend not in ("hopper", "tiled")
+    batch, *size = draw.choice(FEW) if convolves else (draw.randint(1, 3), draw.randint(1, 40), draw.randint(1, 64))
+    x = torch.randn(batch, conv.in_channels, *size, device=device, requires_grad=trained)
+    with torch.set_grad_enabled(trained):
+        y = model(x)
+    if trained:
+        torch.autograd.grad(y.sum(), [x, *model.parameters()])
+    if draw.random() < CHECKED:
+        geometry = Geometry.of(conv.kernel_size, conv.stride, conv.padding, conv.output_padding)
+        check_layer(y, x, conv.weight, conv.bias, geometry, CONSTANTS, model.precision)
+
+
+def held(device):
+    """Bytes of live tensors, resident in the process, and used of the GPU by whomever, with torch's cache of it given back."""
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if device == "cpu":
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        return sum(t.nbytes for t in tensors if t.device.type == "cpu"), resident, 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_allocated(), resident, total - free
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@every_device
+def test_soak(device, seed):
+    calls = int(os.environ.get("SOAK_CALLS") or CALLS[device])
+    (tensors, resident, used), (tensors_after, resident_after, used_after) = soak(device, calls, random.Random(seed))
+    assert tensors_after == tensors
+    assert resident_after - resident <= SLACK[device]
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # else others use the GPU meanwhile
+        assert used_after - used <= SLACK[device]
+
+
+@every_device
+def test_threads(device):
+    """Each on a stream of its own; every result is bit for bit what one call alone gave."""
+    models = [model for model in layers(device) if device == "cpu" or model.backend in ("hopper", "tiled")]
+    functions = [torch.no_grad()(model) for model in models] + [lambda x: mish_add_hardtanh_scale(x, *CONSTANTS)]
+    inputs = [torch.randn(2, model.conv_transpose.in_channels, 20, 36, device=device) for model in models]
+    inputs.append(torch.randn(1003, device=device))
+    jobs = [(function, x, function(x)) for function, x in zip(functions, inputs, strict=True)]
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+    def work(thread):
+        with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext():
+            for number in range(EACH[device]):
+                function, x, want = jobs[(thread + number) % len(jobs)]
+                assert torch.equal(function(x), want)
+        return True
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(work, range(THREADS)))
+
+
+# Containers that are empty at first and outlive a call: of modules, and of their classes' instances. What bounds each:
+BOUNDED_BY = {
+    "numba_impl.dispatch._out_of_service": "the backends, times the devices",
+    "numba_impl.launch._loaded": "the devices, for one kernel",
+    "numba_impl.fuzz.search.served": "the backends",
+    "numba_impl.fuzz.search.failed": "the cases tried in a minute, the time to shrink a failure",
+}
+EMPTY = r"(?:\{\}|\[\]|(?:\w+\.)*(?:dict|list|set|deque|Counter|\w+Dict|\w+Dictionary)\(\))"
+CONTAINER = re.compile(rf"^(?:(\w+)|\s+self\.(\w+))\b.* = (?:.*, )?{EMPTY}", re.MULTILINE)
+
+
+def modules():
+    names = [module.name for module in pkgutil.walk_packages(numba_impl.__path__, "numba_impl.")]
+    return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+
+
+def test_every_cache_is_bounded():
+    caches = [f for module in modules() for f in vars(module).values() if hasattr(f, "cache_info")]
+    assert len(caches) >= 15 and not [cache for cache in caches if cache.cache_info().maxsize is None]
+
+
+def test_every_other_container_is_bounded():
+    sources = {module.__name__: Path(module.__file__).read_text() for module in modules()}
+    found = {f"{name}.{a or b}" for name, source in sources.items() for a, b in CONTAINER.findall(source)}
+    assert found == set(BOUNDED_BY)
