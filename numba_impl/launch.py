@@ -76,7 +76,7 @@ class Kernel:
     def __call__(self, grid, *args, shared_bytes=0):
         """Launch ``grid`` blocks on the device of the first argument, a tensor, and on torch's current stream."""
         if SIMULATED:
-            arrays = [a.detach().numpy().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
+            arrays = [a.detach().as_strided((a.numel(),), (1,)).numpy() if isinstance(a, torch.Tensor) else a for a in args]
             cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
         device = args[0].device

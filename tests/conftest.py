@@ -103,7 +103,7 @@ def whole_gpu():
     """For a test that takes most of a GPU's memory: one at a time, in whichever processes."""
     import fcntl
 
-    with open(Path(tempfile.gettempdir()) / "numba_impl-whole-gpu", "w") as file:
+    with open(Path(tempfile.gettempdir()) / f"numba_impl-whole-gpu-{os.getuid()}", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         torch.cuda.empty_cache()
         yield

@@ -1,34 +1,86 @@
 """The fuzzer: finds nothing where nothing is wrong, finds what is, and names it so that it can be run again."""
 
 import math
+import random
+import re
 import shlex
 import sys
 
 import pytest
 import torch
 
-from numba_impl import dispatch
-from numba_impl.fuzz import search
+from numba_impl import backend_tiled, cuda_support, dispatch
+from numba_impl.fuzz import draw, search
 from numba_impl.fuzz.__main__ import main
-from numba_impl.fuzz.case import Case, parse_case
+from numba_impl.fuzz.case import CHOICES, Case, parse_case
+from tests.test_channel_sum import small_pieces  # noqa: F401
+from tests.test_pointwise_backward import NUMPY_WARNS
+from tests.test_tiled import SMALL
 
 START = "python -m numba_impl.fuzz --case "
 
 
 def case_of(output):
-    """Of the line that reproduces a failure, which is the last."""
-    line = output.splitlines()[-1]
-    assert line.startswith(START)
+    """Of the line that reproduces a failure."""
+    [line] = [line for line in output.splitlines() if line.startswith(START)]
     [text] = shlex.split(line.removeprefix(START))
     return text
 
 
+def counts_of(output, failures, seed, device="cpu"):
+    """(cases, cases of each backend, cases of each kind) of the last line, which must have so many failures."""
+    line = output.splitlines()[-1]
+    pattern = rf"(\d+) cases, failures: {failures}, [\d.]+/s; (.+); (.*); seed {seed}, {device}"
+    cases, served, kinds = re.fullmatch(pattern, line).groups()
+    served, kinds = ({name: int(count) for name, count in re.findall(r"(\S+) (\d+)", text)} for text in (served, kinds))
+    assert sum(served.values()) == int(cases) and served.get("wrong", 0) == failures
+    return int(cases), served, kinds
+
+
 def test_a_short_run_finds_nothing(seed, capsys):
-    status = main(["--minutes", "0.1", "--cases", "50", "--seed", str(seed), "--device", "cpu"])
+    status = main(["--minutes", "0.5", "--cases", "50", "--seed", str(seed), "--device", "cpu"])
     printed = capsys.readouterr()
     assert status == 0, printed
-    summary = printed.out.splitlines()[-1]
-    assert " cases" in summary and f"seed {seed}, cpu" in summary and "cpu " in summary
+    cases, served, kinds = counts_of(printed.out, 0, seed)
+    assert cases <= 50 and "cpu" in served and "module" in kinds
+
+
+def small_layer(source, kind, device):
+    """Few taps and channels, so that the simulator soon computes it."""
+    axes = [(source.integers(1, 3), source.integers(1, 2)) for _ in range(2)]
+    numbers = [(kernel, stride, source.integers(0, kernel), source.integers(0, stride - 1)) for kernel, stride in axes]
+    return dict(zip(("kernel", "stride", "padding", "extra"), zip(*numbers))), source.integers(1, 3), source.integers(1, 5)
+
+
+@pytest.mark.simulator
+@pytest.mark.filterwarnings(NUMPY_WARNS)
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("backend", ["tiled", "composite"])
+def test_a_short_run_in_the_simulator(backend, seed, monkeypatch, capsys):
+    """The kernels behind the layer, forward and backward, as if the CPU were a GPU that runs them."""
+    monkeypatch.setattr(cuda_support, "runs_kernels", lambda device: (True, ""))
+    monkeypatch.setattr(backend_tiled, "tile_for", lambda problem: SMALL)
+    monkeypatch.setitem(draw.SERVING, "cpu", ("tiled", "composite", "reference"))
+    monkeypatch.setattr(draw, "draw_layer", small_layer)
+    monkeypatch.setattr(draw, "KINDS", ("any",))
+    sizes = draw.draw_size
+    monkeypatch.setattr(draw, "draw_size", lambda *arguments: sizes(*arguments[:-1], "cuda"))  # large ones are for the CPU
+    status = main(["--minutes", "1", "--cases", "30", "--seed", str(seed), "--device", "cpu", "--backend", backend])
+    printed = capsys.readouterr()
+    assert status == 0, printed
+    assert counts_of(printed.out, 0, seed)[1][backend] > 5
+
+
+@pytest.mark.parametrize(("device", "backends"), draw.SERVING.items())
+def test_everything_is_drawn(device, backends, seed):
+    source = random.Random(seed)
+    cases = [draw.draw_case(draw.Draw(source.randint), device, None) for _ in range(3000)]
+    allowed = CHOICES | {"backend": ("dispatch", *backends), "place": CHOICES["place"] if device == "cuda" else ("plain",)}
+    assert {name: {getattr(case, name) for case in cases} for name in allowed} == {name: set(allowed[name]) for name in allowed}
+    for name in ("x_exponent", "weight_exponent"):
+        assert {getattr(case, name) for case in cases} == set(range(-30, 31))
+    assert {case.add for case in cases} == set(draw.ADD_VALUES) and {case.scale for case in cases} == set(draw.SCALES)
+    assert any(case.x[0] == 0 for case in cases) and any(not case.bias for case in cases)
 
 
 def test_a_seed_draws_the_same_cases(seed, monkeypatch):
@@ -48,6 +100,7 @@ def test_a_wrong_backend_is_found_and_the_line_reproduces_it(seed, monkeypatch, 
         assert main(["--minutes", "0.5", "--seed", str(seed), "--device", "cpu", "--backend", "cpu"]) == 1
         printed = capsys.readouterr()
         text = case_of(printed.out)
+        counts_of(printed.out, 1, seed)
         assert "values wrong" in printed.err
         assert math.prod(parse_case(text).x) <= 8 and len(text) < 200  # shrunk
         assert main(["--case", text]) == 1

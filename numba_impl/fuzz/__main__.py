@@ -22,11 +22,10 @@ def main(argv=None) -> int:
         return rerun(args.case)
     search = Search(args.minutes, args.seed, args.device, args.backend, args.cases)
     search.run()
-    search.progress.finish(f"{search.progress.line()}; seed {args.seed}, {args.device}")
-    if search.failure is None:
-        return 0
-    report(*search.failure)
-    return 1
+    if search.failure is not None:
+        report(*search.failure)
+    search.progress.finish(f"{search.progress.summary()}; seed {args.seed}, {args.device}")
+    return int(search.failure is not None)
 
 
 def rerun(case) -> int:

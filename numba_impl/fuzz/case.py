@@ -100,6 +100,20 @@ class Case:
         return " ".join(f"{name}={value}".replace(" ", "") for name, value in text.items())
 
     @property
+    def kinds(self):
+        """What is unusual about it, in words to be counted."""
+        words = {
+            "gradient": self.gradient,
+            "forced": self.backend != "dispatch",
+            "strided": (self.layout, self.weight_layout) != ("contiguous", "contiguous"),
+            "scaled": (self.x_exponent, self.weight_exponent, self.x_mix, self.weight_mix) != (0, 0, "even", "even"),
+            "special": (self.x_special, self.weight_special, self.bias_special) != ("none", "none", "none"),
+        }
+        usual = "float32", "fp32", "function", "plain"
+        named = self.dtype, self.precision, self.form, self.place
+        return [word for word, holds in words.items() if holds] + [name for name in named if name not in usual]
+
+    @property
     def geometry(self):
         return Geometry.of(self.kernel, self.stride, self.padding, self.extra)
 

@@ -15,6 +15,7 @@ SHRINKING = 60.0  # seconds
 # On CUDA a geometry compiles a kernel of some 3 s for the forward, the backward, each precision and each alignment: all cases
 # of a round share a few geometries, and there is one more after each round in which compiling has died down.
 ROUND, BUSY = 10.0, 100  # seconds; cases
+WRONG = "wrong"  # counted beside the backends
 
 
 class Over(BaseException):
@@ -26,15 +27,20 @@ class Progress:
 
     def __init__(self, stream):
         self.stream, self.start, self.shown = stream, time.monotonic(), 0.0
-        self.served = collections.Counter()
+        self.served, self.kinds = collections.Counter(), collections.Counter()
 
     def line(self):
-        cases, seconds = self.served.total(), time.monotonic() - self.start
-        parts = ", ".join(f"{name} {count}" for name, count in self.served.most_common())
-        return f"{cases} cases, {cases / max(seconds, 1e-9):.1f}/s: {parts}"
+        """Cases run, failures, and who served how many."""
+        cases, failures, seconds = self.served.total(), self.served[WRONG], time.monotonic() - self.start
+        return f"{cases} cases, failures: {failures}, {cases / max(seconds, 1e-9):.1f}/s; {listed(self.served)}"
 
-    def count(self, name):
+    def summary(self):
+        """The line, and how many cases were of each kind."""
+        return f"{self.line()}; {listed(self.kinds)}"
+
+    def count(self, name, case):
         self.served[name] += 1
+        self.kinds.update(case.kinds)
         terminal, now = self.stream.isatty(), time.monotonic()
         if now - self.shown >= 1 and now - self.start >= 1:
             self.shown = now
@@ -44,6 +50,10 @@ class Progress:
     def finish(self, text):
         self.stream.write(("\r\033[K" if self.stream.isatty() else "") + text + "\n")
         self.stream.flush()
+
+
+def listed(counts):
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 class Search:
@@ -95,6 +105,8 @@ class Search:
         except Over:
             pass
         except Lost as error:
+            if not self.failed:
+                self.progress.count(WRONG, self.current)
             self.failure = self.current, str(error)
         except Exception as error:
             if not self.failed:
@@ -113,11 +125,12 @@ class Search:
             try:
                 name = run_case(case)
                 if not self.failed:
-                    self.progress.count(name)
+                    self.progress.count(name, case)
                 return
             except Wrong as error:
                 message = str(error)
         if not self.failed:
+            self.progress.count(WRONG, case)
             self.shrunk = time.monotonic() + SHRINKING
         self.failed[case], self.last = message, (case, message)
         raise Wrong(message)
