@@ -22,7 +22,7 @@ pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsic
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes
-POISON = {torch.float32: math.nan, torch.int32: 2**31 - 1}  # the second are two NaNs of fp16
+POISON = {torch.float32: math.nan, torch.int32: 2**31 - 1}  # the bits of two NaNs of fp16
 
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")

@@ -81,7 +81,7 @@ def held(device):
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if device == "cpu":
-        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.layout == torch.strided]
         return sum(t.nbytes for t in tensors if t.device.type == "cpu"), resident, 0
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -70,6 +70,14 @@ def test_alignments_inplace(offset, kernel_device):
 
 
 @pytest.mark.simulator
+def test_dense_in_another_order(kernel_device):
+    x = torch.randn(2, 3, 4, 5, device=kernel_device).to(memory_format=torch.channels_last)
+    y = torch.empty_like(x)
+    run(x, y, OPEN)
+    check_epilogue(y, x, OPEN)
+
+
+@pytest.mark.simulator
 @pytest.mark.filterwarnings(NUMPY_WARNS)
 @pytest.mark.parametrize(
     "constants",
