@@ -15,6 +15,7 @@ from numba_impl.errors import KernelError
 from numba_impl.kernels.device import SIMULATED
 
 _threads = threading.local()
+_resident = []  # every kernel that was loaded: CUDA unloads one that nobody holds, though a graph may launch it or it may run
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
 
 
@@ -110,6 +111,7 @@ class Kernel:
                 name, load = self.function.__name__, functools.partial(_load_code, index)
                 try:
                     self._loaded[index] = cache.fetch(name, self._identity(index), self._compile, load)
+                    _resident.append(self._loaded[index])
                 except Exception as error:
                     kind = torch.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else KernelError
                     raise kind(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error

@@ -7,15 +7,15 @@ import time
 
 import torch
 
-from numba_impl import dispatch
+from numba_impl import dispatch, tensor_map
 from numba_impl.kernels import channel_sum, hopper, pointwise, pointwise_backward, split
 from numba_impl.packing import unpack_split
 from tests.accuracy import U, check_epilogue, check_epilogue_gradient, check_layer, check_layer_gradient
 from tests.cases import CLAMPED, Case, problem
 
-# Rows of outputs that begin at every fourth float, and at any; more than one tile or strip, the last of them a piece.
+# Rows that begin at every fourth float, and at any; more than one tile or strip, the last of them a piece.
 TILED = [Case((2, 5, 7, 22), 6, 3, 2, 1, 1), Case((1, 3, 5, 6), 5, (4, 5), (2, 3), (1, 2), (1, 0))]
-HOPPER = [Case((2, 24, 3, 70), 8, 3, 2, 1, 1), Case((2, 24, 3, 67), 8, 3, 2, 1)]
+HOPPER = [Case((2, 24, 3, 68), 8, 3, 2, 1, 1), Case((2, 24, 3, 67), 8, 3, 2, 1)]
 SIZE = 1003
 
 
@@ -40,10 +40,11 @@ def run_pointwise_backward():
 
 def run_split():
     weight = torch.randn(24, 8, 3, 3)
-    packed, factors = split.outputs(weight.cuda())
-    split.launch(weight.cuda(), packed, factors)
+    packed, factors, x_map = split.outputs(weight.cuda())
+    split.launch(weight.cuda(), packed, factors, x_map, tuple(range(tensor_map.WORDS)))
     bound = 2.0**-22 * weight.abs().amax((0, 2, 3)).view(-1, 1, 1)
     assert ((unpack_split(packed.cpu(), factors.cpu(), 24) - weight).abs() <= bound).all()
+    assert x_map.tolist() == list(range(tensor_map.WORDS))
 
 
 def run_channel_sum():

@@ -6,6 +6,8 @@ import os
 import pkgutil
 import random
 import re
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 
 import numba_impl
 from model_numba import ModelNumba
-from numba_impl import mish_add_hardtanh_scale
+from numba_impl import launch, mish_add_hardtanh_scale
+from numba_impl.kernels import hopper, pointwise, split, tiled
 from numba_impl.problem import Constants, Geometry
 from tests.accuracy import check_layer
 from tests.cases import every_device
@@ -105,9 +108,12 @@ def test_threads(device):
     """Each on a stream of its own; every result is bit for bit what one call alone gave."""
     models = [model for model in layers(device) if device == "cpu" or model.backend in ("hopper", "tiled")]
     functions = [torch.no_grad()(model) for model in models] + [lambda x: mish_add_hardtanh_scale(x, *CONSTANTS)]
-    inputs = [torch.randn(2, model.conv_transpose.in_channels, 20, 36, device=device) for model in models]
-    inputs.append(torch.randn(1003, device=device))
-    jobs = [(function, x, function(x)) for function, x in zip(functions, inputs, strict=True)]
+    channels = [model.conv_transpose.in_channels for model in models] + [1]
+    jobs = []
+    for function, count in zip(functions, channels, strict=True):
+        for batch, height, width in ((2, 20, 36), (3, 7, 40)):  # in turn, so that memory is another tensor's each time
+            x = torch.randn(batch, count, height, width, device=device)
+            jobs.append((function, x, function(x)))
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -122,10 +128,14 @@ def test_threads(device):
         assert all(pool.map(work, range(THREADS)))
 
 
-# Containers that are empty at first and outlive a call: of modules, and of their classes' instances. What bounds each:
+# What outlives a call and has no limit of its own: caches without one, and containers that are empty at first, of modules and
+# of their classes' instances. What bounds each:
 BOUNDED_BY = {
+    "numba_impl.cache._note": "the ways in which a directory cannot be used",
+    "numba_impl.cache._toolchain": "it takes no argument",
     "numba_impl.dispatch._out_of_service": "the backends, times the devices",
     "numba_impl.launch._loaded": "the devices, for one kernel",
+    "numba_impl.launch._resident": "the kernels that the process has loaded, which stay as long as it does",
     "numba_impl.fuzz.search.served": "the backends",
     "numba_impl.fuzz.search.failed": "the cases tried in a minute, the time to shrink a failure",
 }
@@ -133,17 +143,43 @@ EMPTY = r"(?:\{\}|\[\]|(?:\w+\.)*(?:dict|list|set|deque|Counter|\w+Dict|\w+Dicti
 CONTAINER = re.compile(rf"^(?:(\w+)|\s+self\.(\w+))\b.* = (?:.*, )?{EMPTY}", re.MULTILINE)
 
 
-def modules():
+def test_every_cache_and_container_is_bounded():
     names = [module.name for module in pkgutil.walk_packages(numba_impl.__path__, "numba_impl.")]
-    return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    caches = [f for module in modules for f in vars(module).values() if hasattr(f, "cache_info")]
+    unlimited = {f"{f.__module__}.{f.__qualname__}" for f in caches if f.cache_info().maxsize is None}
+    sources = {module.__name__: Path(module.__file__).read_text() for module in modules}
+    containers = {f"{name}.{a or b}" for name, source in sources.items() for a, b in CONTAINER.findall(source)}
+    assert len(caches) >= 15 and unlimited | containers == set(BOUNDED_BY)
 
 
-def test_every_cache_is_bounded():
-    caches = [f for module in modules() for f in vars(module).values() if hasattr(f, "cache_info")]
-    assert len(caches) >= 15 and not [cache for cache in caches if cache.cache_info().maxsize is None]
+def test_what_is_loaded_stays(monkeypatch):
+    """Whoever forgets the kernel: a CUDA graph may launch it again, or it may be running."""
+    monkeypatch.setattr(launch, "_resident", [])
+    monkeypatch.setattr(launch, "_load_code", lambda index, code: threading.Event())
+    monkeypatch.setattr(launch.Kernel, "_compile", lambda kernel: b"")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    loaded = weakref.ref(launch.Kernel(lambda: None, None, threads=32, blocks=1)._load(0))
+    gc.collect()
+    assert loaded() is not None
 
 
-def test_every_other_container_is_bounded():
-    sources = {module.__name__: Path(module.__file__).read_text() for module in modules()}
-    found = {f"{name}.{a or b}" for name, source in sources.items() for a, b in CONTAINER.findall(source)}
-    assert found == set(BOUNDED_BY)
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["hopper", "tiled", "composite"])
+def test_a_graph_outlives_what_is_remembered(backend, request):
+    if backend == "hopper":
+        request.getfixturevalue("hopper")
+    model, x = ModelNumba(*K3, *CONSTANTS[:2], backend=backend, precision="fp32").cuda(), torch.randn(2, 16, 5, 36, device="cuda")
+    with torch.no_grad():
+        model(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        for cache in (hopper.build, split.build, tiled.build, tiled.plan, pointwise.build, launch._allow_shared):
+            cache.cache_clear()
+        gc.collect()
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        conv = model.conv_transpose
+        check_layer(y, x, conv.weight, conv.bias, Geometry.of(3, 2, 1, 1), CONSTANTS)
