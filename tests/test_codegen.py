@@ -159,7 +159,7 @@ def test_hopper(in_channels, out_channels, terms, vector, bulk, backward, capabi
     assert ptx.count("ld.global.nc.v4.f32") == gy_vectors, "gy is read in other pieces"
     x_values = 0 if bulk else 8 * config.steps + 2
     assert ptx.count("ld.global.nc.f32") == x_values + gy_values, "x is read otherwise, or gy in other pieces"
-    assert ("cp.async.bulk.tensor.4d.shared" in ptx) == bulk
+    assert ("cp.async.bulk.tensor.4d.shared" in ptx) == ("fence.proxy.tensormap::generic.acquire.gpu" in ptx) == bulk
     assert config.shared_bytes <= GPUS[capability].shared_memory_per_block_optin
 
 

@@ -275,6 +275,8 @@ def build(config: Config) -> Kernel:
         shift = int32(scaling.FIRST)
         if BULK:
             x_map = ptx.global_address(x_map)
+            if thread == 0:
+                ptx.tensor_map_fence(x_map)
             for load in range(STAGES):
                 ask(thread, x_map, base, load, loads, cell, row_asked, image_asked)
                 row_asked, image_asked = following(row_asked, image_asked, height)
