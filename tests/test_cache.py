@@ -595,6 +595,7 @@ print(json.dumps([imported - start, time.perf_counter() - imported, sum(compilat
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other tests at the same time would take its time")
 @pytest.mark.parametrize("precision", [None, "fp32"])
 def test_first_calls_of_a_process(precision, tmp_path):
     """Seconds, less those of ``import torch``; the GPU's context and x are among them. The better of two warm processes."""
