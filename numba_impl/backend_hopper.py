@@ -74,5 +74,5 @@ def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
     bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
     out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
     gy = None if gy is None else gy.contiguous()
-    hopper.launch(x, x_map, packed, factors, weight, bias, out, terms(problem), *constants, gy=gy)
+    hopper.launch(x, packed, factors, x_map, weight, bias, out, terms(problem), *constants, gy=gy)
     return out
