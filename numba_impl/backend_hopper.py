@@ -65,15 +65,22 @@ def config(problem: Problem):
     return hopper.Config(problem.in_channels, problem.out_channels, terms(problem), vector=1)
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+def prepare(problem: Problem, backward):
     from numba_impl.kernels import hopper, split
 
-    packed, factors = split.outputs(weight)
-    weight = weight.contiguous()
-    split.launch(weight, packed, factors)
-    bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
-    out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    hopper.launch(
-        x.contiguous(), packed, factors, weight, bias, out, terms(problem), *constants, gy=None if gy is None else gy.contiguous()
-    )
-    return out
+    device, shape, of = problem.device, problem.output_shape, terms(problem)
+    shapes = split.shapes(problem.in_channels, problem.out_channels)
+    pack = split.prepare(problem.in_channels, problem.out_channels, device)
+
+    def run(x, weight, bias, constants: Constants, gy):
+        packed = torch.empty(*shapes["packed"], dtype=torch.int32, device=device)
+        factors = torch.empty(*shapes["factors"], dtype=torch.float32, device=device)
+        weight = weight.contiguous()
+        pack((weight, packed, factors))
+        bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
+        out = torch.empty(*shape, dtype=torch.float32, device=device)
+        outputs = [gy.contiguous(), out] if backward else [out]
+        hopper.start(x.contiguous(), packed, factors, weight, bias, outputs, of, constants)
+        return out
+
+    return run

@@ -34,22 +34,20 @@ def pays(problem: Problem):
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+def prepare(problem: Problem, backward):
     from numba_impl.kernels import tiled
 
-    tile = tile_for(problem)
-    out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    tiled.launch(
-        x.contiguous(),
-        packing.pack_tiled(weight, tile.depth, tile.tile_channels),
-        packing.pack_bias(bias, problem.out_channels, tile.tile_channels, weight),
-        out,
-        problem.geometry,
-        tile,
-        *constants,
-        gy=None if gy is None else gy.contiguous(),
-    )
-    return out
+    tile, device, shape = tile_for(problem), problem.device, problem.output_shape
+    start = tiled.plan(problem.geometry, tile, *problem.size, backward).prepare(device)
+
+    def run(x, weight, bias, constants: Constants, gy):
+        out = torch.empty(*shape, dtype=torch.float32, device=device)
+        weight = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
+        bias = packing.pack_bias(bias, problem.out_channels, tile.tile_channels, weight)
+        start(x.contiguous(), weight, bias, [gy.contiguous(), out] if backward else [out], constants)
+        return out
+
+    return run
 
 
 def tile_for(problem: Problem):

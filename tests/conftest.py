@@ -50,6 +50,7 @@ def seed():
 def chosen_anew():
     """Backends neither chosen nor out of service because of another test."""
     dispatch._serves.cache_clear()
+    dispatch.plan.cache_clear()
     dispatch._out_of_service.clear()
 
 

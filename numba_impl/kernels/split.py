@@ -73,5 +73,10 @@ def launch(weight, packed, factors):
     in_channels must be even; all are contiguous tensors of one device.
     """
     weight = contiguous("weight", weight)
-    in_channels, out_channels = weight.shape[:2]
-    build()(out_channels, weight, packed, factors, in_channels, out_channels)
+    prepare(*weight.shape[:2], weight.device)((weight, packed, factors))
+
+
+@functools.lru_cache(maxsize=256)
+def prepare(in_channels, out_channels, device):
+    """The launch for a size."""
+    return build().prepare(device, out_channels, in_channels, out_channels)

@@ -278,6 +278,19 @@ class Plan:
     sizes: tuple  # in_channels, height, width, out_channels, out_height, out_width
     tiles: tuple  # along channels, rows, columns
     shared_bytes: int
+    wide: bool  # outputs may be stored by four, where they are aligned
+
+    def prepare(self, device):
+        """A function ``(x, weight, bias, outputs, constants)``: ``launch`` of tensors that fit, which is not checked."""
+        if not self.blocks:
+            return lambda *args: None
+        start = self.kernel.prepare(device, self.blocks, self.sizes, self.tiles, shared_bytes=self.shared_bytes)
+
+        def launch(x, weight, bias, outputs, constants):
+            vectors = self.wide and not any(t.data_ptr() % 16 for t in outputs)
+            start((x, weight, bias, *outputs), (vectors,), constants)
+
+        return launch
 
 
 def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -> str:
@@ -303,7 +316,8 @@ def plan(geometry, tile, batch, in_channels, out_channels, height, width, backwa
         "weight": (tiles[0], padded, geometry.taps, tile.tile_channels),
         "bias": (tiles[0] * tile.tile_channels,),
     }
-    return Plan(build(geometry, tile, backward), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
+    wide = out_size[1] % 4 == 0 and tile.cols * geometry.cols.stride % 4 == 0
+    return Plan(build(geometry, tile, backward), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry), wide)
 
 
 def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
@@ -321,9 +335,4 @@ def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0,
     for name, array in (("out", out), ("gy", outputs[0]), ("weight", weight), ("bias", bias)):
         if array.shape != planned.shapes[name]:
             raise ValueError(f"{name} must have shape {planned.shapes[name]}, got {tuple(array.shape)}")
-    aligned = out.shape[3] % 4 == 0 and all(array.data_ptr() % 16 == 0 for array in outputs)
-    vectors = aligned and tile.cols * geometry.cols.stride % 4 == 0
-    if planned.blocks:
-        constants = add_value, scale, min_val, max_val
-        arguments = x, weight, bias, *outputs, planned.sizes, planned.tiles, vectors, constants
-        planned.kernel(planned.blocks, *arguments, shared_bytes=planned.shared_bytes)
+    planned.prepare(x.device)(x, weight, bias, outputs, (add_value, scale, min_val, max_val))
