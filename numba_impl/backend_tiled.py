@@ -2,7 +2,7 @@
 
 import torch
 
-from numba_impl import cuda_support, packing
+from numba_impl import cuda_support
 from numba_impl.problem import Constants, Problem
 
 
@@ -37,14 +37,14 @@ def pays(problem: Problem):
 def prepare(problem: Problem, backward):
     from numba_impl.kernels import tiled
 
-    tile, device, shape = tile_for(problem), problem.device, problem.output_shape
-    start = tiled.plan(problem.geometry, tile, *problem.size, backward).prepare(device)
+    geometry, tile, device, shape = problem.geometry, tile_for(problem), problem.device, problem.output_shape
+    launch = tiled.plan(geometry, tile, *problem.size, backward).prepare(device)
 
     def run(x, weight, bias, constants: Constants, gy):
         out = torch.empty(*shape, dtype=torch.float32, device=device)
-        weight = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
-        bias = packing.pack_bias(bias, problem.out_channels, tile.tile_channels, weight)
-        start(x.contiguous(), weight, bias, [gy.contiguous(), out] if backward else [out], constants)
+        bias = None if bias is None else bias.contiguous()
+        outputs = [gy.contiguous(), out] if backward else [out]
+        launch(x.contiguous(), tiled.pack(weight, geometry, tile), bias, outputs, constants)
         return out
 
     return run

@@ -85,6 +85,10 @@ class Geometry:
         return self.rows.stride * self.cols.stride
 
     @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.rows.kernel_size, self.cols.kernel_size
+
+    @property
     def stride(self) -> tuple[int, int]:
         return self.rows.stride, self.cols.stride
 
