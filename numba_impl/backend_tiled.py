@@ -5,12 +5,14 @@ import torch
 from numba_impl import cuda_support
 from numba_impl.problem import Constants, Problem
 
+precision = cuda_support.precision
+
 
 def supports(problem: Problem):
     ok, reason = cuda_support.serves(problem)
     if not ok:
         return ok, reason
-    if problem.precision != "fp32":
+    if precision(problem) != "fp32":
         return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
     from numba_impl.kernels import tiled
 
@@ -38,13 +40,13 @@ def prepare(problem: Problem, backward):
     from numba_impl.kernels import tiled
 
     geometry, tile, device, shape = problem.geometry, tile_for(problem), problem.device, problem.output_shape
-    launch = tiled.plan(geometry, tile, *problem.size, backward).prepare(device)
+    pack, launch = tiled.packer(geometry, tile), tiled.plan(geometry, tile, *problem.size, backward).prepare(device)
 
     def run(x, weight, bias, constants: Constants, gy):
         out = torch.empty(*shape, dtype=torch.float32, device=device)
         bias = None if bias is None else bias.contiguous()
         outputs = [gy.contiguous(), out] if backward else [out]
-        launch(x.contiguous(), tiled.pack(weight, geometry, tile), bias, outputs, constants)
+        launch(x.contiguous(), pack(weight), bias, outputs, constants)
         return out
 
     return run

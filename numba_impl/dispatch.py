@@ -77,10 +77,11 @@ class Plan:
     backend: str
     forced: bool
     run: Callable  # the backend's
+    on_streams: bool  # the memory of the tensors is recorded on a side stream
 
     def __call__(self, x, weight, bias, constants, gy=None):
         """The layer's output, or from ``gy`` the gradient at the pre-activation; ``x`` is 4-D."""
-        if self.problem.device.type == "cuda" and not self.problem.transformed:
+        if self.on_streams:
             cuda_support.record_stream(x, weight, bias, gy)
         try:
             return self.run(x, weight, bias, constants, gy)
@@ -100,10 +101,14 @@ def plan(x, weight, bias, stride, padding, output_padding, modes, forced=None, b
 def prepare(problem: Problem, forced=None, backward=False) -> Plan:
     """A new plan. Raises ValueError where the backend named by ``forced`` cannot serve, KernelError where it is faulty."""
     name, _ = choose(problem, forced)
-    if forced is not None:
-        return Plan(problem, name, True, runner(name, problem, backward))
-    run = attempt(name, problem.device, lambda: runner(name, problem, backward))
-    return prepare(problem, None, backward) if run is None else Plan(problem, name, False, run)
+    if forced is None:
+        run = attempt(name, problem.device, lambda: runner(name, problem, backward))
+        if run is None:
+            return prepare(problem, None, backward)
+    else:
+        run = runner(name, problem, backward)
+    on_streams = problem.device.type == "cuda" and not problem.transformed
+    return Plan(problem, name, forced is not None, run, on_streams)
 
 
 def runner(name, problem: Problem, backward):

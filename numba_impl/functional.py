@@ -14,6 +14,7 @@ from numba_impl.problem import (
     is_transformed,
     kind,
     kinds,
+    layer_constants,
     modes,
     needs_grad,
     pair,
@@ -33,7 +34,7 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
-    constants = Constants.of(add_value, scale)
+    constants = layer_constants(add_value, scale)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
     tensors = kinds(x, weight, bias)

@@ -123,14 +123,19 @@ class Launch:
             self._index, self._flat_numbers = device.index, tuple(map(int, _flat(numbers, tuple)))
             self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=shared_bytes)
             self._loaded = self._on_device(self._load)
+            self._converted = (), ()  # the last constants and their bits
 
     def __call__(self, arrays, numbers=(), constants=()):
-        """Launch on torch's current stream: ``arrays``, tensors on the device, the ints that are left, and the constants."""
+        """Launch on torch's current stream: tensors on the device, the ints that are left, the constants, a tuple."""
         if SIMULATED:
             tuples = [constants] if constants else []
             self._kernel(self._grid, *arrays, *self._numbers, *numbers, *tuples, shared_bytes=self._shared_bytes)
-        else:
-            self.start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *numbers, *_bits(constants)])
+            return
+        known, bits = self._converted
+        if constants is not known:
+            bits = _bits(constants)
+            self._converted = constants, bits
+        self.start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *numbers, *bits])
 
     def start(self, values):
         """Launch with the kernel's arguments as ints: addresses, and fp32 by its bits."""

@@ -9,7 +9,7 @@ import functools
 import torch
 
 from numba_impl import backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, kinds, resolve_precision
+from numba_impl.problem import kinds, layer_constants, resolve_precision
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
 NUMBERS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale"
@@ -23,7 +23,7 @@ def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, pr
     Arguments as of ``functional.conv_transpose2d_mish_add_hardtanh_scale``. Differentiable once by x, weight and bias.
     """
     plan = _plan(x, weight, bias, stride, padding, output_padding, precision, backend)
-    return plan(x, weight, bias, Constants.of(add_value, scale)).contiguous()
+    return plan(x, weight, bias, layer_constants(add_value, scale)).contiguous()
 
 
 @layer.register_fake
@@ -38,7 +38,7 @@ BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
 @torch.library.custom_op("numba_impl::layer_backward", mutates_args=(), schema=BACKWARD)
 def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
     """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions in the forward's precision."""
-    constants, parts = Constants.of(add_value, scale), []
+    constants, parts = layer_constants(add_value, scale), []
     images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
         plan = _plan(x_part, weight, bias, stride, padding, output_padding, precision, backend, backward=True)

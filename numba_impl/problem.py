@@ -9,6 +9,7 @@ So a strided transposed convolution is one dense correlation a parity, and nothi
 an inserted zero. An index ``i``, which yields one output of every parity, is a *cell*.
 """
 
+import functools
 import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -112,16 +113,25 @@ class Constants(NamedTuple):
     @classmethod
     def of(cls, add_value, scale, min_val=-1.0, max_val=1.0) -> "Constants":
         """Checked. Raises TypeError for what is no real number, ValueError for an empty interval."""
-        values = add_value, scale, min_val, max_val
-        for name, value in zip(cls._fields, values):
-            if type(value) is not float and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
+        values = {"add_value": add_value, "scale": scale, "min_val": min_val, "max_val": max_val}
+        for name, value in values.items():
+            if not isinstance(value, numbers.Real) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a real number, got {value!r}")
         if not min_val <= max_val:
             raise ValueError(f"min_val must not exceed max_val, got min_val={min_val} and max_val={max_val}")
         try:
-            return cls(*map(float, values))
+            return cls(*map(float, values.values()))
         except OverflowError:
-            raise ValueError(f"add_value, scale, min_val and max_val must fit a float, got {values}") from None
+            raise ValueError(f"add_value, scale, min_val and max_val must fit a float, got {tuple(values.values())}") from None
+
+
+def layer_constants(add_value, scale) -> Constants:
+    """``Constants.of(add_value, scale)``, remembered; but for zeros, as 0.0 and -0.0 are one key."""
+    plain = type(add_value) in (float, int) and type(scale) in (float, int)
+    return _remembered_constants(add_value, scale) if plain and add_value and scale else Constants.of(add_value, scale)
+
+
+_remembered_constants = functools.lru_cache(maxsize=256, typed=True)(Constants.of)
 
 
 class Kind(NamedTuple):
@@ -297,4 +307,7 @@ def pair(name, value, least) -> tuple[int, int]:
     both = value if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
-    return positive_int(name, both[0], least), positive_int(name, both[1], least)
+    first, second = both
+    if type(first) is type(second) is int and least <= first <= LARGEST and least <= second <= LARGEST:
+        return first, second
+    return positive_int(name, first, least), positive_int(name, second, least)

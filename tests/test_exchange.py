@@ -41,7 +41,7 @@ def run_pointwise(wrap):
 def run_tiled(wrap, tile=TILE):
     x, weight, bias = CASE.draw("cuda")
     y = torch.full(CASE.output_shape, float("nan"), device="cuda")
-    packed = tiled.pack(weight, CASE.geometry, tile)
+    packed = tiled.packer(CASE.geometry, tile)(weight)
     tiled.launch(*map(wrap, (x, packed, bias, y)), CASE.geometry, tile, *NUMBERS)
     check_layer(y, x, weight, bias, CASE.geometry, OPEN)
 

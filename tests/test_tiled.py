@@ -113,7 +113,7 @@ def run(case, tile, constants, x, weight, bias, offset=0, gy=None):
     out = Guarded(case.output_shape, x.device, offset)
     inputs = [x] if gy is None else [x, gy]
     before = [t.clone() for t in inputs]
-    tiled.launch(x, tiled.pack(weight, case.geometry, tile), bias, out.tensor, case.geometry, tile, *constants, gy=gy)
+    tiled.launch(x, tiled.packer(case.geometry, tile)(weight), bias, out.tensor, case.geometry, tile, *constants, gy=gy)
     out.check()
     assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
@@ -180,7 +180,7 @@ def test_weights_as_they_are(offset, kernel_device):
     x, weight, bias = case.draw(kernel_device)
     weight[0, 1, 1, 1], weight[2, 11, 0, 2], bias[10] = float("nan"), float("inf"), float("nan")
     shifted = torch.empty(weight.numel() + offset, device=kernel_device)[offset:].view(weight.shape).copy_(weight)
-    assert tiled.pack(shifted, case.geometry, plain) is shifted
+    assert tiled.packer(case.geometry, plain)(shifted) is shifted
     y, others = run(case, plain, OPEN, x, shifted, bias), [0, *range(2, 10)]
     check_layer(y[:, others], x, weight[:, others], bias[others], case.geometry, OPEN)
     assert y[:, [1, 10, 11]].isnan().any((0, 2, 3)).all()

@@ -11,6 +11,7 @@ same but for its end, where it stores the epilogue's gradient at the sums.
 import functools
 from dataclasses import dataclass
 
+import torch
 from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
@@ -60,7 +61,7 @@ class Tile:
         return self.channels * self.channel_groups
 
     def packs(self, geometry):
-        """Whether the kernel takes packed weights (``pack``): where vectors of a thread's channels are to be loaded, or where
+        """Whether the kernel takes packed weights (``packer``): where vectors of a thread's channels are to be loaded, or where
         the weights of neighbouring threads, an even number of taps apart, would lie in the same bank of shared memory."""
         return self.channels % 4 == 0 or geometry.taps % 2 == 0
 
@@ -319,7 +320,7 @@ class Plan:
         start = self.kernel.prepare(device, self.blocks, self.sizes, self.tiles, shared_bytes=self.shared_bytes)
 
         def launch(x, weight, bias, outputs, constants):
-            vectors = self.wide and not any(t.data_ptr() % 16 for t in outputs)
+            vectors = self.wide and not (outputs[0].data_ptr() | outputs[-1].data_ptr()) % 16
             whole = self.whole and weight.data_ptr() % 16 == 0
             bias, bias_size = (x, 0) if bias is None else (bias, bias.numel())
             start((x, weight, bias, *outputs), (bias_size, vectors, whole), constants)
@@ -358,15 +359,17 @@ def plan(geometry, tile, batch, in_channels, out_channels, height, width, backwa
     return Plan(kernel, blocks, shapes, sizes, tuple(tiles), shared_bytes, wide, whole)
 
 
-def pack(weight, geometry, tile):
-    """The weight as the kernel for a tile takes it: packed, or contiguous."""
-    return packing.pack_tiled(weight, tile.depth, tile.tile_channels) if tile.packs(geometry) else weight.contiguous()
+def packer(geometry, tile):
+    """A function that gives a weight as the kernel for a tile takes it: packed, or contiguous."""
+    if not tile.packs(geometry):
+        return torch.Tensor.contiguous
+    return lambda weight: packing.pack_tiled(weight, tile.depth, tile.tile_channels)
 
 
 def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device.
 
-    ``weight`` is what ``pack`` gives for this tile; ``bias`` [C_out] or None. With ``gy``, of the shape
+    ``weight`` is what ``packer`` makes of it for this tile; ``bias`` [C_out] or None. With ``gy``, of the shape
     of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Every
     array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
     dtype and ValueError for strides or sizes that do not fit.
