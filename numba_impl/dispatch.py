@@ -132,11 +132,11 @@ def attempt(name, device, function):
 
 def _take_out_of_service(name, device, error):
     """With one warning; no plan that was made before is found again."""
+    plan.cache_clear()
     if (name, device) not in _out_of_service:
         _out_of_service[name, device] = str(error)
         advice = "`python -m numba_impl doctor` says what is wrong"
         warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=3)
-    plan.cache_clear()
 
 
 def precision(problem: Problem, forced=None) -> str:

@@ -79,14 +79,14 @@ class Kernel:
             cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
         values = [convert(value) for convert, value in zip(self._converters, _flat(args, tuple))]
-        Launch(self, args[0].device, grid, (), shared_bytes).start(values)
+        self.prepare(args[0].device, grid, shared_bytes=shared_bytes).start(values)
 
     def prepare(self, device, grid, *numbers, shared_bytes=0):
         """A ``Launch`` of ``grid`` blocks on a device, for a kernel of arrays, then ints, then a tuple of fp32 constants.
 
         ``numbers``: the first of the ints, or tuples of them. The kernel is compiled and loaded, if it is not yet.
         """
-        return Launch(self, device, grid, numbers, shared_bytes)
+        return _remembered_launch(self, device, grid, numbers, shared_bytes)
 
     @functools.cached_property
     def _converters(self):
@@ -155,6 +155,9 @@ class Launch:
         if self._shared_bytes > FREE_SHARED_BYTES:
             _allow_shared(kernel, self._index, self._shared_bytes)
         return kernel
+
+
+_remembered_launch = functools.lru_cache(maxsize=1024)(Launch)
 
 
 def _bits(constants):

@@ -76,7 +76,6 @@ def launch(weight, packed, factors):
     prepare(*weight.shape[:2], weight.device)((weight, packed, factors))
 
 
-@functools.lru_cache(maxsize=256)
 def prepare(in_channels, out_channels, device):
     """The launch for a size."""
     return build().prepare(device, out_channels, in_channels, out_channels)
