@@ -3,6 +3,7 @@
 python bench.py                                      the benchmark shape on a GPU, a smaller one on a CPU
 python bench.py --suite --json RUN.json              five shapes, and keep the figures
 python bench.py --train                              forward and backward, instead of the forward alone
+python bench.py --latency                            small calls: the host's time and its parts, and the GPU's
 python bench.py --load RUN.json --markdown           the tables of a kept run
 python bench.py --load RUN.json --plot RUN.png       and its plot
 """
@@ -16,7 +17,7 @@ import sys
 
 import torch
 
-from benchmarks import machine, report, tables
+from benchmarks import latency, machine, report, tables
 from benchmarks.measure import Timer, WrongResult
 from benchmarks.results import Case, Run
 from numba_impl.problem import PRECISIONS
@@ -59,6 +60,8 @@ def measure(args, device) -> Run:
     command = shlex.join(["python", "bench.py", *sys.argv[1:]])
     run = Run(command, args.seed, timer.method, machine.machine(device), machine.versions(), [])
     print(report.header(run), flush=True)
+    if args.latency:
+        print("\n" + latency.report(device, args.seed, args.quick), flush=True)
     for case in args.cases:
         options = args.precisions, args.backends, not args.quick, args.train
         run.tables.append(tables.measure(case, args.seed, *options, timer))
@@ -92,6 +95,7 @@ def parse(argv=None):
     add("--precision", choices=(*PRECISIONS, "both"), default="both", help="default: both; a CPU has fp32 alone")
     add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
     add("--train", action="store_true", help="time the forward and the gradients of x, weight and bias")
+    add("--latency", action="store_true", help="host time of a small call and its parts; small cases, on a GPU as with --graphs")
     add("--graphs", action="store_true", help="time replays of a CUDA graph, where host time hides a small kernel's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
@@ -122,14 +126,15 @@ def parse(argv=None):
         parser.error(f"--device must be cpu or cuda, got {args.device}")
     if device.type == "cpu" and args.precision == "tf32":
         parser.error("--precision tf32: a CPU has fp32 alone")
-    if args.graphs and args.train:
-        parser.error("--graphs: it is for the forward alone, not for --train")
+    if (args.graphs or args.latency) and args.train:
+        parser.error("--graphs, --latency: they are for the forward alone, not for --train")
     if device.type == "cpu" and args.graphs:
         parser.error("--graphs: a CPU has no CUDA graphs")
     if args.precision == "both":
         args.precisions = PRECISIONS if device.type == "cuda" else ("fp32",)
     else:
         args.precisions = (args.precision,)
+    args.graphs = args.graphs or args.latency and device.type == "cuda"
     args.seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     args.cases = cases(args, device, parser)
     return args, device
@@ -137,6 +142,8 @@ def parse(argv=None):
 
 def cases(args, device, parser):
     """The cases to measure: one from the options, or the suite."""
+    if args.latency:
+        return latency.CASES if device.type == "cuda" else latency.CASES[:1]
     default = QUICK if args.quick else BENCHMARK.shape if device.type == "cuda" else ON_CPU
     if args.suite:
         return Case(default, BENCHMARK.out_channels), *OTHERS

@@ -34,9 +34,9 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
-    constants = layer_constants(add_value, scale)
     if torch.compiler.is_compiling():
-        return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
+        return _traced(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale), precision, backend)
+    constants = layer_constants(add_value, scale)
     tensors = kinds(x, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     plan = dispatch.plan(*tensors, *numbers, modes(precision, x.device), backend)
