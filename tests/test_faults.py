@@ -132,6 +132,7 @@ def test_too_little_shared_memory(monkeypatch):
 
     x = torch.randn(1, 256, 8, 8, device="cuda")
     model = ModelNumba(256, 64, 4, 2, 1, 0, -0.5, 2, precision="fp32", backend="tiled").cuda()
+    launch._remembered_launch.cache_clear()
     monkeypatch.setattr(launch, "FREE_SHARED_BYTES", -1)
     monkeypatch.setattr(launch, "_allow_shared", refuse)
     with pytest.raises(KernelError, match=FAULT), torch.no_grad():
