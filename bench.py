@@ -4,6 +4,7 @@ python bench.py                                      the benchmark shape on a GP
 python bench.py --suite --json RUN.json              five shapes, and keep the figures
 python bench.py --train                              forward and backward, instead of the forward alone
 python bench.py --sweep --json RUN.json              other batches, channels and images, and what the device reaches at its best
+python bench.py --latency                            small calls: the host's time and its parts, and the GPU's
 python bench.py --load RUN.json --markdown           the tables of a kept run
 python bench.py --load RUN.json --plot RUN.svg       its plot: of a sweep lines, of others bars
 python bench.py --load RUN.json --roofline ROOF.svg  and its roofline
@@ -19,7 +20,7 @@ import sys
 
 import torch
 
-from benchmarks import ceilings, compare, machine, plots, report, sweep, tables
+from benchmarks import ceilings, compare, latency, machine, plots, report, sweep, tables
 from benchmarks.measure import WrongResult
 from benchmarks.results import Case, Run
 from benchmarks.timer import Timer
@@ -68,6 +69,8 @@ def measure(args, device) -> Run:
     about = machine.machine(device), machine.versions()
     run = Run(command, args.seed, timer.method, *about, [], before=machine.state(device), sweep=args.sweep)
     print(report.header(run), flush=True)
+    if args.latency:
+        print("\n" + latency.report(device, args.seed, args.quick), flush=True)
     if args.sweep or args.roofline:
         run.ceilings.update(ceilings.measure(timer))
     for case in args.cases:
@@ -115,6 +118,7 @@ def parse(argv=None):
     add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
     add("--train", action="store_true", help="time the forward and the gradients of x, weight and bias")
     add("--sweep", action="store_true", help="the case and others in batch, channels and image size, by CUDA graph replays")
+    add("--latency", action="store_true", help="host time of a small call and its parts; small cases")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
     add("--json", metavar="FILE", type=pathlib.Path, help="keep the run in FILE")
@@ -148,6 +152,8 @@ def parse(argv=None):
         parser.error(f"--device must be cpu or cuda, got {args.device}")
     if device.type == "cpu" and args.precision == "tf32":
         parser.error("--precision tf32: a CPU has fp32 alone")
+    if args.latency and args.train:
+        parser.error("--latency: it is for the forward alone, not for --train")
     if args.precision == "both":
         args.precisions = PRECISIONS if device.type == "cuda" else ("fp32",)
     else:
@@ -159,6 +165,8 @@ def parse(argv=None):
 
 def cases(args, device, parser):
     """The cases to measure: one from the options, a sweep around it, or the suite."""
+    if args.latency:
+        return latency.CASES if device.type == "cuda" else latency.CASES[:1]
     default = QUICK if args.quick else BENCHMARK.shape if device.type == "cuda" else ON_CPU
     if args.suite:
         return [Case(default, BENCHMARK.out_channels), *OTHERS]

@@ -87,9 +87,7 @@ class ModelNumba(nn.Module):
     def explain(self, x: torch.Tensor) -> str:
         """Which backend would serve ``x`` now, and why each earlier one would not."""
         conv = self.conv_transpose
-        _, problem = functional.describe(
-            x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, self.precision
-        )
+        problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, self.precision)
         return dispatch.explain(problem, self.backend)
 
     def extra_repr(self) -> str:

@@ -130,7 +130,7 @@ def activate(z, constants):
 def ours(work: Work, precision, names):
     """(contenders of ours in a precision, notes on those that cannot serve)."""
     conv, x = work.conv, work.x
-    _, problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, precision)
+    problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, precision)
     build_forced = build_model if work.gradients else build_backend
     found, notes = [], []
     for name in names:
@@ -148,7 +148,8 @@ def ours(work: Work, precision, names):
 
 def build_backend(work, problem, name, constants):
     weight, bias = work.conv.weight, work.conv.bias
-    return lambda x: dispatch.run(x, weight, bias, constants, problem, name)
+    plan = dispatch.prepare(problem, name)
+    return lambda x: plan(x, weight, bias, constants)
 
 
 def build_model(work, problem, name, constants):

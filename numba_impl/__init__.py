@@ -7,7 +7,7 @@ The layers, from the top; each imports only from below:
     warm                kernels compiled ahead: python -m numba_impl warm
     functional          the layer and its activation as functions of tensors
     ops                 the layer as a torch operator: autograd, torch.compile, torch.export
-    dispatch            which backend serves a call, and why
+    dispatch            which backend serves a call, and why; plans, remembered for calls of a kind
     backend_hopper      CUDA: the fused kernel on Hopper's tensor cores
     backend_tiled       CUDA: the fused kernel on any GPU
     backend_composite   CUDA: torch's convolution, then the pointwise kernel

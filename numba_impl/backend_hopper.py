@@ -6,8 +6,8 @@ from numba_impl import backend_tiled, cuda_support
 from numba_impl.problem import Constants, Problem
 
 AXIS = 3, 2, 1  # kernel, stride, padding
-# Cells times input channels from which cuDNN uses TF32 where it may, for less than 16 channels and for more (cuDNN 9.19, H200).
-TF32_WORK = 2**21, 2**18
+
+precision = cuda_support.precision
 
 
 def supports(problem: Problem):
@@ -40,18 +40,12 @@ def pays(problem: Problem):
     from numba_impl.kernels import hopper, tiles
 
     tile = backend_tiled.tile_for(problem)
-    if problem.precision != "fp32" or tile is None:
+    if precision(problem) != "fp32" or tile is None:
         return True, ""
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
     own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
     other = tiles.cycles(problem.geometry, tile, problem.size, multiprocessors)
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the tiled kernel {other / 1e3:.0f}"
-
-
-def precision(problem: Problem) -> str:
-    """TF32 where it is asked for, or permitted and used by cuDNN too; elsewhere fp32 costs nothing."""
-    work = problem.batch * problem.height * problem.width * problem.in_channels
-    return "fp32" if problem.by_flags and work < TF32_WORK[problem.in_channels >= 16] else problem.precision
 
 
 def terms(problem: Problem) -> int:
@@ -65,14 +59,20 @@ def config(problem: Problem):
     return hopper.Config(problem.in_channels, problem.out_channels, terms(problem), vector=1)
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+def prepare(problem: Problem, backward):
     from numba_impl.kernels import hopper, split
 
-    packed, factors, x_map = split.outputs(weight)
-    x, weight = x.contiguous(), weight.contiguous()
-    split.launch(weight, packed, factors, x_map, hopper.map_of(x))
-    bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
-    out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    gy = None if gy is None else gy.contiguous()
-    hopper.launch(x, packed, factors, x_map, weight, bias, out, terms(problem), *constants, gy=gy)
-    return out
+    shape = problem.output_shape
+    pack, number = split.prepare(problem.in_channels, problem.out_channels, problem.device), terms(problem)
+
+    def run(x, weight, bias, constants: Constants, gy):
+        packed, factors, x_map = split.outputs(weight)
+        x, weight = x.contiguous(), weight.contiguous()
+        pack((weight, packed, factors, x_map), (hopper.map_of(x),))
+        bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
+        out = torch.empty(*shape, dtype=torch.float32, device=weight.device)
+        outputs = [gy.contiguous(), out] if backward else [out]
+        hopper.start(x, packed, factors, x_map, weight, bias, outputs, number, constants)
+        return out
+
+    return run

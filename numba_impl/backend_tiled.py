@@ -2,15 +2,17 @@
 
 import torch
 
-from numba_impl import cuda_support, packing
+from numba_impl import cuda_support
 from numba_impl.problem import Constants, Problem
+
+precision = cuda_support.precision
 
 
 def supports(problem: Problem):
     ok, reason = cuda_support.serves(problem)
     if not ok:
         return ok, reason
-    if problem.precision != "fp32":
+    if precision(problem) != "fp32":
         return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
     from numba_impl.kernels import tiled
 
@@ -34,22 +36,20 @@ def pays(problem: Problem):
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+def prepare(problem: Problem, backward):
     from numba_impl.kernels import tiled
 
-    tile = tile_for(problem)
-    out = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
-    tiled.launch(
-        x.contiguous(),
-        packing.pack_tiled(weight, tile.depth, tile.tile_channels),
-        packing.pack_bias(bias, problem.out_channels, tile.tile_channels, weight),
-        out,
-        problem.geometry,
-        tile,
-        *constants,
-        gy=None if gy is None else gy.contiguous(),
-    )
-    return out
+    geometry, tile, device, shape = problem.geometry, tile_for(problem), problem.device, problem.output_shape
+    pack, launch = tiled.packer(geometry, tile), tiled.plan(geometry, tile, *problem.size, backward).prepare(device)
+
+    def run(x, weight, bias, constants: Constants, gy):
+        out = torch.empty(*shape, dtype=torch.float32, device=device)
+        bias = None if bias is None else bias.contiguous()
+        outputs = [gy.contiguous(), out] if backward else [out]
+        launch(x.contiguous(), pack(weight), bias, outputs, constants)
+        return out
+
+    return run
 
 
 def tile_for(problem: Problem):

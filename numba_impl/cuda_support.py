@@ -8,6 +8,9 @@ import torch
 from numba_impl.problem import Problem
 
 MINIMUM_CAPABILITY = (8, 0)  # cp.async, min.NaN and max.NaN
+# Where PyTorch's flags permit TF32, cuDNN uses it from so many cells times input channels on, with less than 16 of them and with
+# more: for a kernel, stride and padding, and for multiples of 8 up to 64 channels (cuDNN 9.19, H200).
+TF32_AXIS, TF32_WORK = (3, 2, 1), (2**21, 2**18)
 
 
 def serves(problem: Problem) -> tuple[bool, str]:
@@ -26,10 +29,23 @@ def runs_kernels(device) -> tuple[bool, str]:
     return missing is None, missing or ""
 
 
+def precision(problem: Problem) -> str:
+    """TF32 where it is asked for, or permitted and, as far as is known, used by cuDNN too; elsewhere fp32 costs nothing."""
+    axes, channels = (problem.geometry.rows, problem.geometry.cols), (problem.in_channels, problem.out_channels)
+    known = all((axis.kernel_size, axis.stride, axis.padding) == TF32_AXIS for axis in axes)
+    known = known and all(count % 8 == 0 and count <= 64 for count in channels)
+    work = problem.batch * problem.height * problem.width * problem.in_channels
+    small = known and work < TF32_WORK[problem.in_channels >= 16]
+    return "fp32" if problem.by_flags and small else problem.precision
+
+
 def record_stream(*tensors):
     """Keep the memory of tensors, or None, from being given to others until a side stream that is current has used it."""
-    stream = torch.cuda.current_stream(tensors[0].device)
-    if stream != torch.cuda.default_stream(stream.device):
+    device = tensors[0].device
+    if torch._C._cuda_getCurrentRawStream(
+        device.index
+    ):  # not the default stream's 0: what torch.cuda.current_stream takes longer for
+        stream = torch.cuda.current_stream(device)
         for tensor in tensors:
             if tensor is not None:
                 tensor.record_stream(stream)

@@ -2,9 +2,13 @@
 
 A backend is a module with ``supports(problem) -> (ok, reason)`` and
 ``run(x, weight, bias, constants, problem, gy=None)``, which gives the layer's output, or, from the
-gradient ``gy`` at it, of any strides, that at the pre-activation. One that is not always faster than those after it also
+gradient ``gy`` at it, of any strides, that at the pre-activation. Where much of the work is the same in every such call,
+``prepare(problem, backward)`` does it and gives the function of ``(x, weight, bias, constants, gy)``, instead of ``run``.
+A backend that is not always faster than those after it also
 has ``pays(problem) -> (ok, reason)``, which a forced choice overrules; one that may compute in another
 precision than is permitted has ``precision(problem)``.
+
+Every call is served by a ``Plan``, which is remembered for calls of its kind.
 
 Where a kernel of a backend does not compile or load, the backend is not asked again on that device, and
 the next one serves; a forced backend raises.
@@ -12,6 +16,8 @@ the next one serves; a forced backend raises.
 
 import functools
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -65,14 +71,54 @@ def choose(problem: Problem, forced=None):
     raise AssertionError("the reference serves every call")
 
 
-def run(x, weight, bias, constants, problem: Problem, forced=None, gy=None):
+@dataclass(frozen=True)
+class Plan:
+    """How calls of one kind are served."""
+
+    problem: Problem
+    backend: str
+    forced: bool
+    run: Callable  # the backend's
+    on_streams: bool  # the memory of the tensors is recorded on a side stream
+
+    def __call__(self, x, weight, bias, constants, gy=None):
+        """The layer's output, or from ``gy`` the gradient at the pre-activation; ``x`` is 4-D."""
+        if self.on_streams:
+            cuda_support.record_stream(x, weight, bias, gy)
+        try:
+            return self.run(x, weight, bias, constants, gy)
+        except KernelError as error:
+            if self.forced:
+                raise
+            _take_out_of_service(self.backend, self.problem.device, error)
+        return prepare(self.problem, None, gy is not None)(x, weight, bias, constants, gy)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(x, weight, bias, stride, padding, output_padding, modes, forced=None, backward=False) -> Plan:
+    """The plan for calls with tensors of such ``Kind``s, pairs of ints and ``Modes``: all that it depends on, less faults."""
+    return prepare(Problem.of(x, weight, bias, stride, padding, output_padding, modes), forced, backward)
+
+
+def prepare(problem: Problem, forced=None, backward=False) -> Plan:
+    """A new plan. Raises ValueError where the backend named by ``forced`` cannot serve, KernelError where it is faulty."""
     name, _ = choose(problem, forced)
-    if problem.device.type == "cuda" and not problem.transformed:
-        cuda_support.record_stream(x, weight, bias, gy)
-    if forced is not None:
-        return BACKENDS[name].run(x, weight, bias, constants, problem, gy)
-    result = attempt(name, problem.device, lambda: BACKENDS[name].run(x, weight, bias, constants, problem, gy))
-    return run(x, weight, bias, constants, problem, None, gy) if result is None else result
+    if forced is None:
+        run = attempt(name, problem.device, lambda: runner(name, problem, backward))
+        if run is None:
+            return prepare(problem, None, backward)
+    else:
+        run = runner(name, problem, backward)
+    on_streams = problem.device.type == "cuda" and not problem.transformed
+    return Plan(problem, name, forced is not None, run, on_streams)
+
+
+def runner(name, problem: Problem, backward):
+    """The function of (x, weight, bias, constants, gy) by which a backend serves."""
+    backend = BACKENDS[name]
+    if hasattr(backend, "prepare"):
+        return backend.prepare(problem, backward)
+    return lambda x, weight, bias, constants, gy: backend.run(x, weight, bias, constants, problem, gy)
 
 
 def attempt(name, device, function):
@@ -85,12 +131,19 @@ def attempt(name, device, function):
     try:
         return function()
     except KernelError as error:
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).query()  # raises where an earlier kernel's fault ended the context: no kernel loads
+        _take_out_of_service(name, device, error)
+        return None
+
+
+def _take_out_of_service(name, device, error):
+    """With one warning; no plan that was made before is found again. Raises torch's error where the context has been lost."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).query()  # raises where an earlier kernel's fault ended the context: no kernel loads
+    plan.cache_clear()
+    if (name, device) not in _out_of_service:
         _out_of_service[name, device] = str(error)
         advice = "`python -m numba_impl doctor` says what is wrong"
-        warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=2)
-        return None
+        warnings.warn(f"backend {name!r} is out of service on {device}: {error}; {advice}", RuntimeWarning, stacklevel=3)
 
 
 def precision(problem: Problem, forced=None) -> str:

@@ -9,10 +9,15 @@ from numba_impl.problem import (
     Geometry,
     Problem,
     autocasts,
-    check_float_tensor,
+    check_float,
     check_tensors,
     is_transformed,
+    kind,
+    kinds,
+    layer_constants,
+    modes,
     needs_grad,
+    pair,
 )
 
 
@@ -29,39 +34,36 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
-    constants = Constants.of(add_value, scale)
     if torch.compiler.is_compiling():
-        return _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend)
-    x4, problem = describe(x, weight, bias, stride, padding, output_padding, precision)
-    if needs_grad(x, weight, bias) and dispatch.choose(problem, backend)[0] != "reference":
-        y = _operator(x4, weight, bias, problem.geometry, constants, precision, backend)
+        return _traced(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale), precision, backend)
+    constants = layer_constants(add_value, scale)
+    tensors = kinds(x, weight, bias)
+    numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
+    plan = dispatch.plan(*tensors, *numbers, modes(precision, x.device), backend)
+    x4 = x if x.dim() == 4 else x.unsqueeze(0)
+    if needs_grad(x, weight, bias) and plan.backend != "reference":
+        y = ops.layer(x4, weight, bias, *numbers, *constants[:2], precision, backend)
     else:
-        y = dispatch.run(x4, weight, bias, constants, problem, backend)
+        y = plan(x4, weight, bias, constants)
     return y if x.dim() == 4 else y.squeeze(0)
 
 
 def _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend):
     """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves."""
-    check_tensors(x, weight, bias)
+    autocast = autocasts(x.device)
+    check_tensors(*kinds(x, weight, bias), autocast)
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
-    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocasts(x.device):
+    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocast:
         return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
+    settings = geometry.stride, geometry.padding, geometry.output_padding, *constants[:2], precision, backend
     if x.dim() == 4:
-        return _operator(x, weight, bias, geometry, constants, precision, backend)
-    return _operator(x.unsqueeze(0), weight, bias, geometry, constants, precision, backend).squeeze(0)
+        return ops.layer(x, weight, bias, *settings)
+    return ops.layer(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
 
 
-def _operator(x, weight, bias, geometry, constants, precision, backend):
-    settings = geometry.stride, geometry.padding, geometry.output_padding, constants.add_value, constants.scale
-    return ops.layer(x, weight, bias, *settings, precision, backend)
-
-
-def describe(x, weight, bias, stride, padding, output_padding, precision):
-    """(x as 4-D, the checked ``Problem``) of the fused layer's arguments."""
-    check_tensors(x, weight, bias)
-    geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
-    x4 = x if x.dim() == 4 else x.unsqueeze(0)
-    return x4, Problem.of(x4, weight, bias, geometry, precision)
+def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
+    """The checked ``Problem`` of the fused layer's arguments."""
+    return Problem.of(*kinds(x, weight, bias), stride, padding, output_padding, modes(precision, x.device))
 
 
 def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inplace=False):
@@ -72,7 +74,7 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
 
     Raises TypeError for an argument of the wrong type, ValueError if min_val > max_val.
     """
-    check_float_tensor("x", x)
+    check_float("x", kind("x", x))
     constants = Constants.of(add_value, scale, min_val, max_val)
     name = _one_pass_backend(x)
     in_place, y = False, None

@@ -1,7 +1,8 @@
 """From torch tensors to a running kernel: array exchange, compilation, current stream and device."""
 
-import ctypes
+import array
 import functools
+import struct
 import threading
 
 import torch
@@ -80,26 +81,20 @@ class Kernel:
             arrays = [a.detach().as_strided((a.numel(),), (1,)).numpy() if isinstance(a, torch.Tensor) else a for a in args]
             cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
             return
-        device = args[0].device
-        if device.index == torch.cuda.current_device():
-            self._launch(device, grid, args, shared_bytes)
-        else:
-            with torch.cuda.device(device):
-                self._launch(device, grid, args, shared_bytes)
-
-    def _launch(self, device, grid, args, shared_bytes):
-        _bind(device.index)
-        kernel = self._loaded.get(device.index) or self._load(device.index)
-        if shared_bytes > FREE_SHARED_BYTES:
-            _allow_shared(kernel, device.index, shared_bytes)
-        stream = _stream(torch.cuda.current_stream().cuda_stream)
         values = [convert(value) for convert, value in zip(self._converters, _flat(args, tuple))]
-        launch(stream, _launch_config(grid, self.threads, shared_bytes), kernel, *values)
+        self.prepare(args[0].device, grid, shared_bytes=shared_bytes).start(values)
+
+    def prepare(self, device, grid, *numbers, shared_bytes=0):
+        """A ``Launch`` of ``grid`` blocks on a device, for a kernel of arrays, then ints, then a tuple of fp32 constants.
+
+        ``numbers``: the first of the ints, or tuples of them. The kernel is compiled and loaded, if it is not yet.
+        """
+        return _remembered_launch(self, device, grid, numbers, shared_bytes)
 
     @functools.cached_property
     def _converters(self):
         """What turns each argument, and each member of a tuple, into a value for the driver."""
-        scalars = {types.int32: ctypes.c_int32, types.int64: ctypes.c_int64, types.float32: ctypes.c_float, types.boolean: bool}
+        scalars = {types.int32: int, types.int64: int, types.boolean: int, types.float32: lambda value: _bits([value])[0]}
         return [scalars.get(kind, torch.Tensor.data_ptr) for kind in _flat(self.signature.args, types.UniTuple)]
 
     def _load(self, index):
@@ -128,6 +123,60 @@ class Kernel:
         """For the current device: the name that the kernel has in its cubin, a zero, the cubin."""
         compiled = cuda.jit(launch_bounds=(self.threads, self.blocks))(self.function).compile(self.signature)
         return compiled.entry_name.encode() + b"\0" + compiled._codelibrary.get_cubin().code
+
+
+class Launch:
+    """A kernel on a device, with its grid and some of its arguments: what decides them is looked at once, for many calls.
+
+    cuda.core takes an int for any argument, whose low bytes are the value; other objects take it longer.
+    """
+
+    def __init__(self, kernel, device, grid, numbers, shared_bytes):
+        self._kernel, self._grid, self._numbers, self._shared_bytes = kernel, grid, numbers, shared_bytes
+        if not SIMULATED:
+            self._index, self._flat_numbers = device.index, tuple(map(int, _flat(numbers, tuple)))
+            self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=shared_bytes)
+            self._loaded = self._on_device(self._load)
+            self._converted = (), ()  # the last constants and their bits
+
+    def __call__(self, arrays, numbers=(), constants=()):
+        """Launch on torch's current stream: tensors on the device, the ints that are left, or tuples of them, the constants."""
+        if SIMULATED:
+            tuples = [constants] if constants else []
+            self._kernel(self._grid, *arrays, *self._numbers, *numbers, *tuples, shared_bytes=self._shared_bytes)
+            return
+        known, bits = self._converted
+        if constants is not known:
+            bits = _bits(constants)
+            self._converted = constants, bits
+        self.start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *_flat(numbers, tuple), *bits])
+
+    def start(self, values):
+        """Launch with the kernel's arguments as ints: addresses, and fp32 by its bits."""
+        if torch.cuda.current_device() == self._index:
+            _bind(self._index)
+            launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), self._config, self._loaded, *values)
+        else:
+            self._on_device(lambda: self.start(values))
+
+    def _on_device(self, function):
+        with torch.cuda.device(self._index):
+            return function()
+
+    def _load(self):
+        _bind(self._index)
+        kernel = self._kernel._loaded.get(self._index) or self._kernel._load(self._index)
+        if self._shared_bytes > FREE_SHARED_BYTES:
+            _allow_shared(kernel, self._index, self._shared_bytes)
+        return kernel
+
+
+_remembered_launch = functools.lru_cache(maxsize=1024)(Launch)
+
+
+def _bits(constants):
+    """fp32 numbers as ints of the same bits; what fp32 does not hold is infinite, as in C."""
+    return struct.unpack(f"{len(constants)}i", array.array("f", constants))
 
 
 def _flat(values, nested):
@@ -163,11 +212,6 @@ def _stream(handle):
     return Stream.from_handle(handle)
 
 
-@functools.lru_cache(maxsize=1024)
-def _launch_config(grid, threads, shared_bytes):
-    return LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
-
-
 @functools.lru_cache
 def _allow_shared(kernel, device, size):
     """Let blocks have ``size`` bytes of dynamic shared memory, which CUDA wants to be asked for."""
@@ -177,6 +221,7 @@ def _allow_shared(kernel, device, size):
         raise KernelError(f"{size} bytes of shared memory a block refused on cuda:{device}: {status.name}")
 
 
+@functools.lru_cache
 def multiprocessors(device):
     """Multiprocessors of a CUDA device; one in the simulator."""
     return 1 if SIMULATED else torch.cuda.get_device_properties(device).multi_processor_count

@@ -4,13 +4,12 @@ The forward runs on whatever backend dispatch chooses and keeps x and the parame
 computes the pre-activation again. Both are in float32; what else is differentiated goes through the eager chain.
 """
 
-import dataclasses
 import functools
 
 import torch
 
 from numba_impl import backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import Constants, Geometry, Problem
+from numba_impl.problem import kinds, layer_constants, resolve_precision
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
 NUMBERS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale"
@@ -23,8 +22,8 @@ def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, pr
 
     Arguments as of ``functional.conv_transpose2d_mish_add_hardtanh_scale``. Differentiable once by x, weight and bias.
     """
-    problem = _problem(x, weight, bias, stride, padding, output_padding, precision)
-    return dispatch.run(x, weight, bias, Constants.of(add_value, scale), problem, backend).contiguous()
+    plan = _plan(x, weight, bias, stride, padding, output_padding, precision, backend)
+    return plan(x, weight, bias, layer_constants(add_value, scale)).contiguous()
 
 
 @layer.register_fake
@@ -39,22 +38,23 @@ BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
 @torch.library.custom_op("numba_impl::layer_backward", mutates_args=(), schema=BACKWARD)
 def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
     """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions in the forward's precision."""
-    constants, parts = Constants.of(add_value, scale), []
+    constants, parts = layer_constants(add_value, scale), []
     images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
-        problem = _problem(x_part, weight, bias, stride, padding, output_padding, precision)
-        with torch.autocast(x.device.type, enabled=False), reference.convolution_precision(problem.precision, x.device):
-            g = dispatch.run(x_part, weight, bias, constants, problem, backend, gy_part)
-            parts.append(_convolution_backward(g, x_part, weight, problem.geometry, wanted))
+        plan = _plan(x_part, weight, bias, stride, padding, output_padding, precision, backend, backward=True)
+        with torch.autocast(x.device.type, enabled=False), reference.convolution_precision(plan.problem.precision, x.device):
+            g = plan(x_part, weight, bias, constants, gy_part)
+            parts.append(_convolution_backward(g, x_part, weight, plan.problem.geometry, wanted))
     joins = _joined, _summed, _summed
     gradients = [join(found) for join, found, wants in zip(joins, zip(*parts, strict=True), wanted, strict=True) if wants]
     return [gradient.contiguous() for gradient in gradients]
 
 
-def _problem(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
+def _plan(x, weight, bias, stride, padding, output_padding, precision, backend, backward=False) -> dispatch.Plan:
     """As the operators see it: below autograd's transforms and autocast, whichever are on when they run."""
-    geometry = Geometry.of(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(output_padding))
-    return dataclasses.replace(Problem.of(x, weight, bias, geometry, precision), transformed=False, autocast=False)
+    numbers = tuple(stride), tuple(padding), tuple(output_padding)
+    below = resolve_precision(precision, x.device), precision is None, False, False  # neither transformed nor under autocast
+    return dispatch.plan(*kinds(x, weight, bias), *numbers, below, backend, backward)
 
 
 def _joined(parts):
@@ -95,7 +95,7 @@ def _(gy, x, weight, bias, *settings_and_wanted):
 def _setup(ctx, inputs, output):
     x, weight, bias, *numbers, precision, backend = inputs
     if precision is None and not torch.compiler.is_compiling():
-        precision = dispatch.precision(_problem(x, weight, bias, *numbers[:3], None), backend)
+        precision = dispatch.precision(_plan(x, weight, bias, *numbers[:3], None, backend).problem, backend)
     ctx.save_for_backward(x, weight, bias)
     ctx.settings = *numbers, precision, backend
 

@@ -32,10 +32,3 @@ def unpack_split(packed, factors, in_channels):
     both = packed.view(torch.float16).double().sum(0)
     flat = both.permute(1, 3, 2, 0).reshape(-1, len(factors), 9)
     return (flat[:in_channels] * factors[:, None]).reshape(in_channels, -1, 3, 3)
-
-
-def pack_bias(bias, out_channels, tile_channels, like):
-    """[C_out] or None -> [C_out tiles * tile_channels], zeros where there is none."""
-    if bias is None:
-        return torch.zeros(-(-out_channels // tile_channels) * tile_channels, dtype=like.dtype, device=like.device)
-    return F.pad(bias, (0, -out_channels % tile_channels)) if out_channels % tile_channels else bias.contiguous()

@@ -9,6 +9,7 @@ So a strided transposed convolution is one dense correlation a parity, and nothi
 an inserted zero. An index ``i``, which yields one output of every parity, is a *cell*.
 """
 
+import functools
 import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,10 +69,10 @@ class Geometry:
     @classmethod
     def of(cls, kernel_size, stride=1, padding=0, output_padding=0) -> "Geometry":
         """From ints or pairs, as torch takes them. Raises TypeError and ValueError, naming the argument."""
-        kernel = _pair("kernel_size", kernel_size, 1)
-        stride = _pair("stride", stride, 1)
-        padding = _pair("padding", padding, 0)
-        output_padding = _pair("output_padding", output_padding, 0)
+        kernel = pair("kernel_size", kernel_size, 1)
+        stride = pair("stride", stride, 1)
+        padding = pair("padding", padding, 0)
+        output_padding = pair("output_padding", output_padding, 0)
         if any(extra >= step for extra, step in zip(output_padding, stride)):
             raise ValueError(f"output_padding must be smaller than stride, got {output_padding} with stride {stride}")
         return cls(*(Axis(*axis) for axis in zip(kernel, stride, padding, output_padding)))
@@ -83,6 +84,10 @@ class Geometry:
     @property
     def parities(self) -> int:
         return self.rows.stride * self.cols.stride
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.rows.kernel_size, self.cols.kernel_size
 
     @property
     def stride(self) -> tuple[int, int]:
@@ -120,6 +125,33 @@ class Constants(NamedTuple):
             raise ValueError(f"add_value, scale, min_val and max_val must fit a float, got {tuple(values.values())}") from None
 
 
+def layer_constants(add_value, scale) -> Constants:
+    """``Constants.of(add_value, scale)``, remembered; but for zeros, as 0.0 and -0.0 are one key."""
+    plain = type(add_value) in (float, int) and type(scale) in (float, int)
+    return _remembered_constants(add_value, scale) if plain and add_value and scale else Constants.of(add_value, scale)
+
+
+_remembered_constants = functools.lru_cache(maxsize=256, typed=True)(Constants.of)
+
+
+class Kind(NamedTuple):
+    """All of a tensor that decides how it is served; its strides and its address count where it is used."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+
+class Modes(NamedTuple):
+    """All of PyTorch's state, and of the permissions, that decides how a call is served."""
+
+    precision: str
+    by_flags: bool  # precision was left to PyTorch's flags
+    transformed: bool  # in forward mode, or under torch.func: every operation must be torch's
+    autocast: bool
+
+
 @dataclass(frozen=True)
 class Problem:
     """One call, as the backends see it: enough to say whether they serve it, and how fast."""
@@ -138,9 +170,13 @@ class Problem:
     autocast: bool
 
     @classmethod
-    def of(cls, x, weight, bias, geometry, precision) -> "Problem":
-        """Of checked arguments; ``x`` is 4-D. Raises TypeError and ValueError, naming the argument."""
-        batch, in_channels, height, width = x.shape
+    def of(cls, x, weight, bias, stride, padding, output_padding, modes) -> "Problem":
+        """From what ``kinds`` and ``modes`` give; ``x`` is 4-D or 3-D. Raises TypeError and ValueError, naming the argument."""
+        modes = Modes(*modes)
+        check_tensors(x, weight, bias, modes.autocast)
+        x, weight = Kind(*x), Kind(*weight)
+        geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
+        batch, in_channels, height, width = (1, *x.shape)[-4:]
         if in_channels != weight.shape[0]:
             raise ValueError(f"x must have {weight.shape[0]} channels, as weight has rows, got {in_channels}")
         for name, axis, size in (("height", geometry.rows, height), ("width", geometry.cols, width)):
@@ -149,20 +185,7 @@ class Problem:
             if not 1 <= axis.output_size(size) <= LARGEST:
                 limits = f"at least 1 and at most {LARGEST}"
                 raise ValueError(f"the output {name} must be {limits}, got {axis.output_size(size)} from {size} with {axis}")
-        return cls(
-            geometry,
-            batch,
-            in_channels,
-            weight.shape[1],
-            height,
-            width,
-            x.dtype,
-            x.device,
-            precision=resolve_precision(precision, x.device),
-            by_flags=precision is None,
-            transformed=is_transformed(),
-            autocast=autocasts(x.device),
-        )
+        return cls(geometry, batch, in_channels, weight.shape[1], height, width, x.dtype, x.device, **modes._asdict())
 
     def plain_fp32(self) -> tuple[bool, str]:
         """Whether this is fp32 without autocast or transforms, as the fused kernels compute it, and if not, why."""
@@ -200,7 +223,8 @@ def needs_grad(*tensors) -> bool:
 
 def autocasts(device) -> bool:
     """Whether autocast is on for a device that a backend of ours serves."""
-    return device.type in DEVICES and torch.is_autocast_enabled(device.type)
+    on = torch.is_autocast_enabled
+    return (on("cpu") or on("cuda")) and device.type in DEVICES and on(device.type)  # a device's type is a new string each time
 
 
 def check_precision(precision):
@@ -213,34 +237,55 @@ def resolve_precision(precision, device) -> str:
     """``precision``, or what PyTorch's flags permit for convolutions on ``device`` at this moment."""
     check_precision(precision)
     if precision is None:
-        permitted = device.type == "cuda" and torch.backends.cudnn.conv.fp32_precision == "tf32"
-        return "tf32" if permitted else "fp32"
+        return "tf32" if permits_tf32() and device.type == "cuda" else "fp32"
     return precision
 
 
-def check_float_tensor(name, value):
-    """Raises TypeError unless ``value`` is a dense, real, floating-point tensor."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    if not value.dtype.is_floating_point:
-        raise TypeError(f"{name} must have a real floating-point dtype, got {value.dtype}")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} must be dense (torch.strided), got layout {value.layout}")
+def permits_tf32() -> bool:
+    """``torch.backends.cudnn.conv.fp32_precision == "tf32"``, in a tenth of its time."""
+    return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
 
 
-def check_tensors(x, weight, bias):
-    """Raises TypeError and ValueError for tensors that do not fit a transposed convolution, whatever its geometry."""
-    named = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    for name, value in named.items():
-        check_float_tensor(name, value)
-    for name, value in named.items():
-        if value.dtype != x.dtype and not autocasts(x.device):
-            raise TypeError(f"{name} must have x's dtype {x.dtype}, got {value.dtype}")
-        if value.device != x.device:
-            raise ValueError(f"{name} must be on x's device {x.device}, got {value.device}")
-    if x.dim() not in (3, 4):
+def modes(precision, device) -> tuple:
+    """``Modes`` at this moment, for a call on ``device`` that asks for ``precision``; a plain tuple, as each call makes one."""
+    return resolve_precision(precision, device), precision is None, is_transformed(), autocasts(device)
+
+
+def kind(name, tensor) -> tuple:
+    """The ``Kind`` of a tensor, a plain tuple too. Raises TypeError for another object."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
+def kinds(x, weight, bias) -> tuple:
+    """Of a call's tensors; None for no bias."""
+    return kind("x", x), kind("weight", weight), None if bias is None else kind("bias", bias)
+
+
+def check_float(name, given):
+    """Raises TypeError unless a ``kind`` is dense, real and of floating point."""
+    _, dtype, _, layout = given
+    if not dtype.is_floating_point:
+        raise TypeError(f"{name} must have a real floating-point dtype, got {dtype}")
+    if layout != torch.strided:
+        raise TypeError(f"{name} must be dense (torch.strided), got layout {layout}")
+
+
+def check_tensors(x, weight, bias, autocast):
+    """Raises TypeError and ValueError for ``kinds`` that do not fit a transposed convolution, whatever its geometry."""
+    named = {name: Kind(*given) for name, given in (("x", x), ("weight", weight), ("bias", bias)) if given is not None}
+    for name, given in named.items():
+        check_float(name, given)
+    x, weight, bias = named["x"], named["weight"], named.get("bias")
+    for name, given in named.items():
+        if given.dtype != x.dtype and not autocast:
+            raise TypeError(f"{name} must have x's dtype {x.dtype}, got {given.dtype}")
+        if given.device != x.device:
+            raise ValueError(f"{name} must be on x's device {x.device}, got {given.device}")
+    if len(x.shape) not in (3, 4):
         raise ValueError(f"x must be 4-D [N, C_in, H, W] or 3-D [C_in, H, W], got shape {tuple(x.shape)}")
-    if weight.dim() != 4:
+    if len(weight.shape) != 4:
         raise ValueError(f"weight must be 4-D [C_in, C_out, KH, KW], got shape {tuple(weight.shape)}")
     if 0 in weight.shape:
         raise ValueError(f"weight must have no dimension of size 0, got shape {tuple(weight.shape)}")
@@ -257,8 +302,12 @@ def positive_int(name, value, least=1) -> int:
     return int(value)
 
 
-def _pair(name, value, least) -> tuple[int, int]:
-    pair = value if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2:
+def pair(name, value, least) -> tuple[int, int]:
+    """An int or a pair of ints from ``least`` to ``LARGEST`` as a pair. Raises TypeError and ValueError, naming it."""
+    both = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2:
         raise ValueError(f"{name} must be an int or a pair of ints, got {value!r}")
-    return positive_int(name, pair[0], least), positive_int(name, pair[1], least)
+    first, second = both
+    if type(first) is type(second) is int and least <= first <= LARGEST and least <= second <= LARGEST:
+        return first, second
+    return positive_int(name, first, least), positive_int(name, second, least)

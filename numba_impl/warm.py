@@ -32,7 +32,7 @@ def call(shape, precision, args, device):
     conv = torch.nn.ConvTranspose2d(shape[1], args.out_channels, args.kernel, *settings, device=device)
     x = torch.zeros(shape, device=device, requires_grad=args.train)
     arguments = x, conv.weight, conv.bias, *settings
-    _, problem = functional.describe(*arguments, precision)
+    problem = functional.describe(*arguments, precision)
     print(dispatch.explain(problem).splitlines()[0], flush=True)
     with torch.set_grad_enabled(args.train):
         y = functional.conv_transpose2d_mish_add_hardtanh_scale(*arguments, add_value=0.5, scale=2, precision=precision)

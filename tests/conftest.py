@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from numba_impl import dispatch
+from numba_impl import dispatch, launch
 
 pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsics")
 
@@ -85,8 +85,10 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def chosen_anew():
-    """Backends neither chosen nor out of service because of another test."""
+    """Backends neither chosen nor out of service because of another test, nor for the GPU that it made up."""
+    launch.multiprocessors.cache_clear()
     dispatch._serves.cache_clear()
+    dispatch.plan.cache_clear()
     dispatch._out_of_service.clear()
 
 

@@ -75,6 +75,13 @@ def test_a_run_of_training_is_shown_kept_and_shown_again(monkeypatch, capsys, tm
         assert 0 < row.errors.gradient < 1e-5 and row.timing.median > 0 and row.memory is None
 
 
+def test_latency(monkeypatch, capsys):
+    run(monkeypatch, "--latency", "--quick", "--device", "cpu")
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("eager (±", "ModelNumba (±", "dispatch: ", "torch.library", "1 x 64 x 8 x 8"))
+    assert "failed" not in shown
+
+
 def test_an_older_run_is_shown(older, monkeypatch, capsys):
     run(monkeypatch, "--load", str(older))
     shown = capsys.readouterr().out
@@ -372,6 +379,7 @@ def test_a_step_gives_the_gradients_of_the_layer():
         (["--output-padding", "2"], "output_padding must be smaller than stride"),
         (["--device", "cpu", "--precision", "tf32"], "CPU has fp32 alone"),
         (["--sweep", "--train"], "for the forward alone"),
+        (["--device", "cpu", "--train", "--latency"], "not for --train"),
     ],
 )
 def test_bad_options(options, words, monkeypatch, capsys):

@@ -26,6 +26,7 @@ TILED = {
     "stride 1": (Geometry.of(3, 1, 1), Tile(4, 2, 4, 8, 2, 8)),
     "stride 3x1": (Geometry.of((3, 1), (3, 1), (1, 0), (2, 0)), Tile(4, 1, 4, 8, 2, 8)),
     "narrow": (Geometry.of(2, 2), Tile(4, 1, 2, 4, 2, 16)),
+    "weights as they are": (Geometry.of(3, 2, 1, 1), Tile(1, 1, 4, 16, 1, 8, blocks=4, unroll=4)),
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import packing
 from numba_impl.kernels import pointwise, tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Constants
@@ -42,8 +41,8 @@ def run_pointwise(wrap):
 def run_tiled(wrap, tile=TILE):
     x, weight, bias = CASE.draw("cuda")
     y = torch.full(CASE.output_shape, float("nan"), device="cuda")
-    packed = packing.pack_tiled(weight, tile.depth, tile.tile_channels), packing.pack_bias(bias, 13, tile.tile_channels, weight)
-    tiled.launch(*map(wrap, (x, *packed, y)), CASE.geometry, tile, *NUMBERS)
+    packed = tiled.packer(CASE.geometry, tile)(weight)
+    tiled.launch(*map(wrap, (x, packed, bias, y)), CASE.geometry, tile, *NUMBERS)
     check_layer(y, x, weight, bias, CASE.geometry, OPEN)
 
 

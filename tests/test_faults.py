@@ -28,16 +28,19 @@ def refuse(*args, **kwargs):
     raise KernelError(FAULT)
 
 
-def broken(monkeypatch, *names):
-    """Backends whose kernels do not compile."""
+def broken(monkeypatch, *names, at_once=True):
+    """Backends whose kernels do not compile: when a plan is made, or when it is first used."""
+    plain, fails = dispatch.runner, refuse if at_once else lambda *args: refuse
+    monkeypatch.setattr(dispatch, "runner", lambda name, *args: (fails if name in names else plain)(name, *args))
+    dispatch.plan.cache_clear()
     for name in names:
-        monkeypatch.setattr(dispatch.BACKENDS[name], "run", refuse)
         monkeypatch.setattr(dispatch.BACKENDS[name], "activate", refuse, raising=False)
 
 
 @every_device
-def test_the_next_backend_serves_and_one_warning_says_why(device, monkeypatch):
-    broken(monkeypatch, FIRST[device])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_next_backend_serves_and_one_warning_says_why(at_once, device, monkeypatch):
+    broken(monkeypatch, FIRST[device], at_once=at_once)
     tensors = USUAL.draw(device)
     with pytest.warns(RuntimeWarning, match=rf"'{FIRST[device]}' is out of service .*{FAULT}.*numba_impl doctor") as caught:
         check_layer(apply(*tensors, USUAL), *tensors, USUAL.geometry, CONSTANTS)
@@ -61,8 +64,9 @@ def test_the_eager_chain_serves_where_no_kernel_does(device, monkeypatch):
 
 
 @every_device
-def test_a_forced_backend_raises(device, monkeypatch):
-    broken(monkeypatch, FIRST[device])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_forced_backend_raises(at_once, device, monkeypatch):
+    broken(monkeypatch, FIRST[device], at_once=at_once)
     with pytest.raises(KernelError, match=FAULT):
         apply(*USUAL.draw(device), USUAL, backend=FIRST[device])
 
@@ -196,6 +200,7 @@ def test_too_little_shared_memory(monkeypatch):
 
     x = torch.randn(1, 256, 8, 8, device="cuda")
     model = ModelNumba(256, 64, 4, 2, 1, 0, -0.5, 2, precision="fp32", backend="tiled").cuda()
+    launch._remembered_launch.cache_clear()
     monkeypatch.setattr(launch, "FREE_SHARED_BYTES", -1)
     monkeypatch.setattr(launch, "_allow_shared", refuse)
     with pytest.raises(KernelError, match=FAULT), torch.no_grad():

@@ -431,6 +431,7 @@ def test_bad_arguments():
         "out shape": (x, *prepared, weight, bias, out[:, :, 1:-1].contiguous(), 3),
         "packed shape": (x, packed[:1], factors, x_map, weight, bias, out, 3),
         "factors shape": (x, packed, factors[:4], x_map, weight, bias, out, 3),
+        "x_map multiple 64": (x, packed, factors, torch.zeros(24, dtype=torch.int64, device="cuda")[4:-4], weight, bias, out, 3),
         "x_map shape": (x, packed, factors, x_map[:8], weight, bias, out, 3),
         "in_channels multiple 8 64 12": (x[:, :12].contiguous(), *prepared, weight, bias, out, 3),
     }.items():

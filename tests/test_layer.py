@@ -8,9 +8,22 @@ from torch import nn
 
 from model_numba import ModelNumba
 from numba_impl import dispatch
-from numba_impl.problem import Constants, Problem
+from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue, check_layer
-from tests.cases import NETWORK_SHAPES, SIZES, USUAL, VIEWS, Case, apply, assert_same, bits, eager, every_backend, every_device
+from tests.cases import (
+    NETWORK_SHAPES,
+    SIZES,
+    USUAL,
+    VIEWS,
+    Case,
+    apply,
+    assert_same,
+    bits,
+    eager,
+    every_backend,
+    every_device,
+    problem,
+)
 from tests.test_problem import axes
 
 GRID = [
@@ -40,7 +53,7 @@ def check(case, device, backend, add_value=-0.5, scale=2.0):
         y = apply(x, weight, bias, case, add_value, scale, backend=backend)
     except ValueError as error:
         assert backend == "tiled" and "cannot serve" in str(error)
-        supported, _ = dispatch.BACKENDS[backend].supports(Problem.of(x, weight, bias, case.geometry, "fp32"))
+        supported, _ = dispatch.BACKENDS[backend].supports(problem(case, x.device))
         assert not supported
         return
     check_layer(y, x, weight, bias, case.geometry, Constants(add_value, scale))
@@ -126,7 +139,7 @@ def test_special_values_come_out_as_in_torch(value, device, backend):
     bias[2] = float(value)
     y = apply(x, weight, bias, USUAL, backend=backend)
     assert y.isnan().any()
-    served_by, _ = dispatch.choose(Problem.of(x, weight, bias, USUAL.geometry, "fp32"), backend)
+    served_by, _ = dispatch.choose(problem(USUAL, x.device), backend)
     if device == "cuda" and served_by != "tiled":  # where cuDNN spreads a NaN is torch's affair
         want = apply(x, weight, bias, USUAL, backend="reference")
         torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_impl.packing import pack_bias, pack_tiled, unpack_tiled
+from numba_impl.packing import pack_tiled, unpack_tiled
 
 CASES = [
     # weight shape, depth, tile_channels
@@ -37,10 +37,3 @@ def test_layout(shape, depth, tile_channels):
 def test_any_strides():
     weight = torch.randn(3, 4, 5, 6).transpose(0, 1).flip(2)[:, ::2]
     assert torch.equal(unpack_tiled(pack_tiled(weight, 4, 8), weight.shape), weight)
-
-
-def test_bias():
-    weight, bias = torch.empty(2, 5, 3, 3), torch.randn(5)
-    assert torch.equal(pack_bias(bias, 5, 4, weight), torch.cat([bias, torch.zeros(3)]))
-    assert torch.equal(pack_bias(None, 5, 4, weight), torch.zeros(8))
-    assert torch.equal(pack_bias(bias, 5, 5, weight), bias)

@@ -197,6 +197,23 @@ def copy_async4(x, offsets, y, base):
         y[4 * i + j] = shared[4 * i + j]
 
 
+@kernel(
+    ["cp.async.cg.shared.global [%], [%], 16, p;", "cp.async.wait_all;"],
+    *(FLOATS, INTS, INTS, FLOATS, types.int64),
+)
+def copy_async4_or_zero(x, offsets, keep, y, base):
+    shared = cuda.shared.array(0, float32)
+    i = int32(cuda.threadIdx.x)
+    for j in range(4):
+        shared[4 * i + j] = float32(SENTINEL)
+    cuda.syncthreads()
+    ptx.copy_async4_or_zero(shared, 4 * (THREADS - 1 - i), x, base, offsets[i], keep[i] != 0)
+    ptx.copy_wait()
+    cuda.syncthreads()
+    for j in range(4):
+        y[4 * i + j] = shared[4 * i + j]
+
+
 def reverse4(x):
     """The values four by four, the last four first."""
     return x.view(-1, 4).flip(0).flatten()
@@ -246,6 +263,19 @@ def test_copy_async4(kernel_device):
     copy_async4(1, x, offsets, y, base, shared_bytes=16 * THREADS)
     places = base + offsets[:, None] + torch.arange(4, device=kernel_device)
     assert torch.equal(y, x[places].flip(0).flatten())
+
+
+@on_both
+def test_copy_async4_or_zero(kernel_device):
+    x, base = torch.randn(4000, device=kernel_device), 1600
+    offsets = 4 * torch.randint(-400, 600, (THREADS,), dtype=torch.int32, device=kernel_device)
+    keep = torch.arange(THREADS, dtype=torch.int32, device=kernel_device) % 3
+    places = base + offsets[:, None] + torch.arange(4, device=kernel_device)
+    want = torch.where(keep[:, None] != 0, x[places], 0.0).flip(0).flatten()
+    offsets[keep == 0] = 2**31 - 4  # nothing is read
+    y = torch.full((4 * THREADS,), float("nan"), device=kernel_device)
+    copy_async4_or_zero(1, x, offsets, keep, y, base, shared_bytes=16 * THREADS)
+    assert torch.equal(y, want)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_impl import backend_cpu, dispatch, packing, tensor_map
+from numba_impl import backend_cpu, dispatch, tensor_map
 from numba_impl.kernels import channel_sum, pointwise, pointwise_backward, split, tiled
 from tests.cases import CLAMPED, GUARD_BITS, Case, Guarded, bits, problem
 from tests.test_pointwise import FEW
@@ -27,8 +27,8 @@ def gradient_of_pointwise(z, gy):
 
 
 def forward_of_tiled(x, weight, bias, gy=None):
-    """Of packed weights, with a tile that the simulator can compute."""
-    out = torch.empty(LAYER.output_shape, device=x.device)
+    """With a tile that the simulator can compute."""
+    out, weight = torch.empty(LAYER.output_shape, device=x.device), tiled.packer(LAYER.geometry, SMALL)(weight)
     tiled.launch(x, weight, bias, out, LAYER.geometry, SMALL, *CLAMPED, gy=gy)
     return [out]
 
@@ -43,20 +43,14 @@ def sums_of_channels(g):
     return [channel_sum.launch(g)]
 
 
-def packed_layer(device):
-    x, weight, bias = LAYER.draw(device)
-    channels = SMALL.tile_channels
-    return x, packing.pack_tiled(weight, SMALL.depth, channels), packing.pack_bias(bias, 5, channels, weight)
-
-
 # A kernel's launcher, and what it is given on a device.
 LAUNCHERS = {
     "pointwise": (forward_of_pointwise, lambda device: [torch.randn(37, device=device)]),
     "pointwise_backward": (gradient_of_pointwise, lambda device: torch.randn(2, 37, device=device)),
-    "tiled": (forward_of_tiled, packed_layer),
+    "tiled": (forward_of_tiled, LAYER.draw),
     "tiled, backward": (
         forward_of_tiled,
-        lambda device: [*packed_layer(device), torch.randn(LAYER.output_shape, device=device)],
+        lambda device: [*LAYER.draw(device), torch.randn(LAYER.output_shape, device=device)],
     ),
     "split": (split_of_weights, lambda device: [torch.randn(24, 8, 3, 3, device=device)]),
     "channel_sum": (sums_of_channels, lambda device: [torch.randn(1, 2, 5, 7, device=device)]),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_impl import backend_tiled, packing
+from numba_impl import backend_tiled
 from numba_impl.kernels import tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Constants
@@ -13,7 +13,11 @@ from tests.accuracy import check_epilogue_gradient, check_layer, check_layer_gra
 from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bad_gradients, bits, problem
 from tests.test_pointwise_backward import around_the_bounds
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # The simulator computes with NumPy, which warns of what the IEEE rules make of infinities and of what unused registers hold.
+    pytest.mark.filterwarnings("ignore:.*encountered in scalar:RuntimeWarning"),
+]
 
 # Few threads: the simulator needs a millisecond for each. 8 channels x 2 rows x 8 columns of cells a block.
 SMALL = Tile(channels=4, rows=2, cols=4, channel_groups=2, row_groups=1, col_groups=2, depth=2)
@@ -23,9 +27,6 @@ LARGE = Tile(channels=4, rows=2, cols=4, channel_groups=16, row_groups=1, col_gr
 def tile(channels, rows, cols, channel_groups, row_groups=1, col_groups=1, depth=2, unroll=1):
     return Tile(channels, rows, cols, channel_groups, row_groups, col_groups, depth, unroll=unroll)
 
-
-# The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
-NUMPY_WARNS = "ignore:.*encountered in scalar:RuntimeWarning"
 
 PATHS = {
     "one tile exactly, vector stores": (Case((1, 2, 2, 8), 8, 3, 2, 1, 1), SMALL),
@@ -46,6 +47,9 @@ PATHS = {
     "1 column a thread": (Case((1, 3, 3, 5), 5, 3, 2, 1, 1), tile(4, 3, 1, 1, 1, 4)),
     "8 columns a thread": (Case((1, 2, 2, 9), 4, 3, 2, 1, 1), tile(4, 1, 8, 1)),
     "1 channel a thread": (Case((1, 2, 3, 5), 5, 3, 2, 1, 1), tile(1, 1, 4, 4)),
+    "1 channel a thread, weights by four": (Case((1, 3, 3, 5), 12, 3, 2, 1, 1), tile(1, 1, 4, 8)),
+    "1 channel a thread, kernel 1": (Case((1, 3, 3, 5), 6, 1), tile(1, 1, 4, 4)),
+    "1 channel a thread, kernel 2": (Case((1, 3, 3, 5), 6, 2, 2), tile(1, 1, 4, 4)),
     "2 channels a thread": (Case((1, 2, 3, 5), 7, 3, 2, 1, 1), tile(2, 2, 4, 2)),
     "3 channels a thread": (Case((1, 2, 3, 5), 13, 3, 2, 1, 1), tile(3, 1, 4, 4)),
     "6 channels a thread": (Case((1, 2, 3, 5), 7, 3, 2, 1, 1), tile(6, 1, 4, 2)),
@@ -104,17 +108,12 @@ SIZES = [
 ]
 
 
-def packed(case, tile, weight, bias):
-    weights = packing.pack_tiled(weight, tile.depth, tile.tile_channels)
-    return weights, packing.pack_bias(bias, case.out_channels, tile.tile_channels, weight)
-
-
 def run(case, tile, constants, x, weight, bias, offset=0, gy=None):
     """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
     out = Guarded(case.output_shape, x.device, offset)
     inputs = [x] if gy is None else [x, gy]
     before = [t.clone() for t in inputs]
-    tiled.launch(x, *packed(case, tile, weight, bias), out.tensor, case.geometry, tile, *constants, gy=gy)
+    tiled.launch(x, tiled.packer(case.geometry, tile)(weight), bias, out.tensor, case.geometry, tile, *constants, gy=gy)
     out.check()
     assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
@@ -174,6 +173,20 @@ def test_misaligned_input(kernel_device):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_weights_as_they_are(offset, kernel_device):
+    """Aligned or not; what is not finite reaches its own output channel alone, from the last tile and the last stage too."""
+    case, plain = Case((2, 3, 3, 5), 12, 3, 2, 1, 1), tile(1, 1, 4, 8)
+    x, weight, bias = case.draw(kernel_device)
+    weight[0, 1, 1, 1], weight[2, 11, 0, 2], bias[10] = float("nan"), float("inf"), float("nan")
+    shifted = torch.empty(weight.numel() + offset, device=kernel_device)[offset:].view(weight.shape).copy_(weight)
+    assert tiled.packer(case.geometry, plain)(shifted) is shifted
+    y, others = run(case, plain, OPEN, x, shifted, bias), [0, *range(2, 10)]
+    check_layer(y[:, others], x, weight[:, others], bias[others], case.geometry, OPEN)
+    assert y[:, [1, 10, 11]].isnan().any((0, 2, 3)).all()
+
+
+@pytest.mark.simulator
 @pytest.mark.parametrize(
     "constants",
     [
@@ -204,7 +217,6 @@ def test_one_pixel_gives_the_kernel_itself(kernel_device):
 
 
 @pytest.mark.simulator
-@pytest.mark.filterwarnings(NUMPY_WARNS)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_special_values_reach_the_outputs_they_meet_and_no_other(value, kernel_device):
     case = Case((2, 3, 3, 5), 5, 3, 2, 1, 1)

@@ -85,7 +85,7 @@ def check_backend(name, device, precision) -> tuple[str, list[str]]:
 def serves(name, device, precision) -> tuple[bool, str]:
     """Whether the backend serves the sample, and if not, why: dispatch's question."""
     inputs = (t.to(device) for t in sample().inputs)
-    _, problem = functional.describe(*inputs, *SETTINGS.values(), precision)
+    problem = functional.describe(*inputs, *SETTINGS.values(), precision)
     return dispatch.BACKENDS[name].supports(problem)
 
 

@@ -43,7 +43,7 @@ def _forced(case):
 def served_by(case, operands):
     """(backend, "") or ("declined", why)."""
     x, weight, bias = (operands[name].tensor if name in operands else None for name in ("x", "weight", "bias"))
-    _, problem = functional.describe(x, weight, bias, case.stride, case.padding, case.extra, precision_of(case))
+    problem = functional.describe(x, weight, bias, case.stride, case.padding, case.extra, precision_of(case))
     if case.backend != "dispatch":
         ok, reason = dispatch.BACKENDS[case.backend].supports(problem)
         return (case.backend, "") if ok else ("declined", reason)

@@ -523,12 +523,28 @@ def launch(x, packed, factors, x_map, weight, bias, out, terms, add_value, scale
     for name, array in arrays.items():
         if array.shape != shapes[name]:
             raise ValueError(f"{name} must have shape {shapes[name]}, got {tuple(array.shape)}")
+    for name, array, alignment in (("packed", packed, 16), ("x_map", x_map, 64)):
+        if array.data_ptr() % alignment:
+            raise ValueError(f"{name} must begin at a multiple of {alignment} bytes, got {array.data_ptr():#x}")
     if reason := too_large(batch, height, width):
         raise ValueError(f"{reason}: x is {tuple(x.shape)}")
-    vector = next(v for v in (4, 2, 1) if out_width % v == 0 and all(array.data_ptr() % (4 * v) == 0 for array in outputs))
-    config = Config(in_channels, out_channels, terms, vector, tensor_map.fits(x), backward=gy is not None)
-    strips, units, blocks = grid(batch, height, width, multiprocessors(x.device))
-    if blocks:
-        sizes, constants = (height, width, out_height, out_width), (add_value, scale, min_val, max_val)
-        arguments = x, packed, factors, x_map, weight, bias, *outputs, units, strips, sizes, constants
-        build(config)(blocks, *arguments, shared_bytes=config.shared_bytes)
+    start(x, packed, factors, x_map, weight, bias, outputs, terms, (add_value, scale, min_val, max_val))
+
+
+def start(x, packed, factors, x_map, weight, bias, outputs, terms, constants):
+    """``launch`` of tensors that fit, which is not checked; ``outputs``: (gy, out) or (out,)."""
+    (batch, in_channels, height, width), (_, out_channels, out_height, out_width) = x.shape, outputs[-1].shape
+    vector = next(v for v in (4, 2, 1) if out_width % v == 0 and not any(t.data_ptr() % (4 * v) for t in outputs))
+    if batch:
+        config = in_channels, out_channels, terms, vector, tensor_map.fits(x), len(outputs) == 2
+        prepared = prepare(config, batch, height, width, out_height, out_width, x.device, multiprocessors(x.device))
+        prepared((x, packed, factors, x_map, weight, bias, *outputs), constants=constants)
+
+
+@functools.lru_cache(maxsize=1024)
+def prepare(config, batch, height, width, out_height, out_width, device, multiprocessors):
+    """The launch for the fields of a ``Config`` and a size."""
+    config = Config(*config)
+    strips, units, blocks = grid(batch, height, width, multiprocessors)
+    sizes = height, width, out_height, out_width
+    return build(config).prepare(device, blocks, units, strips, sizes, shared_bytes=config.shared_bytes)

@@ -148,16 +148,19 @@ def _copy_async(context, builder, sig, args, instruction, operands=()):
     return context.get_dummy_value()
 
 
-def _copy_async_4_bytes(typingctx, shared, to, source, base, offset, keep):
-    text = "{ .reg .pred p; setp.eq.b32 p, $2, 0; cp.async.ca.shared.global [$0], [$1], 4, p; }"
+def _copy_async_or_zero(instruction):
+    text = f"{{ .reg .pred p; setp.eq.b32 p, $2, 0; {instruction}, p; }}"
 
-    def codegen(context, builder, sig, args):
-        return _copy_async(context, builder, sig, args, text, [builder.zext(args[5], I32)])
+    def typer(typingctx, shared, to, source, base, offset, keep):
+        def codegen(context, builder, sig, args):
+            return _copy_async(context, builder, sig, args, text, [builder.zext(args[5], I32)])
 
-    return types.void(shared, to, source, base, offset, types.boolean), codegen
+        return types.void(shared, to, source, base, offset, types.boolean), codegen
+
+    return typer
 
 
-@emits(_copy_async_4_bytes)
+@emits(_copy_async_or_zero("cp.async.ca.shared.global [$0], [$1], 4"))
 def copy_async(shared, to, source, base, offset, keep):
     """cp.async.ca (sm_80), 4 bytes: fp32 ``source[base + offset]`` to ``shared[to]``, or zero where ``keep`` is false.
 
@@ -178,6 +181,13 @@ def copy_async4(shared, to, source, base, offset):
     """cp.async.cg (sm_80), 16 bytes, aligned: the four fp32 from ``source[base + offset]`` to ``shared[to]``."""
     for i in range(4):
         shared[to + i] = source[base + offset + i]
+
+
+@emits(_copy_async_or_zero("cp.async.cg.shared.global [$0], [$1], 16"))
+def copy_async4_or_zero(shared, to, source, base, offset, keep):
+    """``copy_async4``, or four zeros where ``keep`` is false."""
+    for i in range(4):
+        shared[to + i] = source[base + offset + i] if keep else np.float32(0)
 
 
 @emits(_instruction("cp.async.wait_all;"))

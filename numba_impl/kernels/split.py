@@ -32,8 +32,10 @@ def shapes(in_channels, out_channels):
 
 def outputs(weight):
     """Empty (packed, factors, x_map) for a weight tensor, on its device."""
-    dtypes = torch.int32, torch.float32, torch.int64
-    return [torch.empty(s, dtype=d, device=weight.device) for s, d in zip(shapes(*weight.shape[:2]).values(), dtypes)]
+    packed, factors, x_map = shapes(*weight.shape[:2]).values()
+    device = weight.device
+    packed, x_map = torch.empty(*packed, dtype=torch.int32, device=device), torch.empty(*x_map, dtype=torch.int64, device=device)
+    return packed, weight.new_empty(*factors), x_map
 
 
 @functools.lru_cache
@@ -88,5 +90,9 @@ def launch(weight, packed, factors, x_map, words):
     in_channels must be even; all are contiguous tensors of one device.
     """
     weight = contiguous("weight", weight)
-    in_channels, out_channels = weight.shape[:2]
-    build()(out_channels, weight, packed, factors, x_map, in_channels, out_channels, words)
+    prepare(*weight.shape[:2], weight.device)((weight, packed, factors, x_map), (words,))
+
+
+def prepare(in_channels, out_channels, device):
+    """The launch for a size; the words are left to each."""
+    return build().prepare(device, out_channels, in_channels, out_channels)

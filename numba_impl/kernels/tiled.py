@@ -11,10 +11,11 @@ same but for its end, where it stores the epilogue's gradient at the sums.
 import functools
 from dataclasses import dataclass
 
+import torch
 from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
-from numba_impl import epilogue
+from numba_impl import epilogue, packing
 from numba_impl.kernels import ptx
 from numba_impl.kernels.device import device, unroll
 from numba_impl.launch import Kernel, contiguous
@@ -58,6 +59,11 @@ class Tile:
     @property
     def tile_channels(self):
         return self.channels * self.channel_groups
+
+    def packs(self, geometry):
+        """Whether the kernel takes packed weights (``packer``): where vectors of a thread's channels are to be loaded, or where
+        the weights of neighbouring threads, an even number of taps apart, would lie in the same bank of shared memory."""
+        return self.channels % 4 == 0 or geometry.taps % 2 == 0
 
     @property
     def tile_rows(self):
@@ -105,11 +111,13 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
     _, X_ROWS, X_COLS = tile.pixel_stage(geometry)
     X_STAGE, W_STAGE = DEPTH * X_ROWS * X_COLS, DEPTH * TAPS * TILE_CHANNELS
     X_COPIES, W_COPIES = -(-X_STAGE // THREADS), -(-W_STAGE // (4 * THREADS))
-    WEIGHTS = 2 * X_STAGE
+    WEIGHTS, W_ROW = 2 * X_STAGE, TAPS * TILE_CHANNELS
+    PACKED = tile.packs(geometry)
+    TAP_STEP, CHANNEL_STEP = (TILE_CHANNELS, 1) if PACKED else (1, TAPS)  # from a weight to the next in shared memory
     UNROLL = tile.unroll
     REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
     X_VECTORS = REG_COLS // 4 if COLS % 4 == 0 else 0
-    W_VECTORS = CHANNELS // 4 if CHANNELS % 4 == 0 else 0
+    W_VECTORS = CHANNELS // 4 if PACKED and CHANNELS % 4 == 0 else 0
     RUN = SW * COLS  # outputs of a thread that are neighbours in a row
 
     @device
@@ -126,9 +134,25 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
             ptx.copy_async(smem, to + i * THREADS + thread, x, base, offsets[i], offsets[i] < left)
 
     @device
-    def copy_weights(i, smem, to, weight, base, thread):
+    def copy_packed(i, smem, to, weight, base, offsets, left, whole, thread):
         if (i + 1) * THREADS * 4 <= W_STAGE or (i * THREADS + thread) * 4 < W_STAGE:
             ptx.copy_async4(smem, to + (i * THREADS + thread) * 4, weight, base + i * THREADS * 4, thread * 4)
+
+    @device
+    def locate_weights(i, offsets, thread, row):
+        e = (i * THREADS + thread) * 4
+        offsets[i] = int32(e // W_ROW * row + e % W_ROW)
+
+    @device
+    def copy_plain(i, smem, to, weight, base, offsets, left, whole, thread):
+        """Zeros below the last input channel; beyond the last output channel whatever comes, for sums that are not stored."""
+        if (i + 1) * THREADS * 4 <= W_STAGE or (i * THREADS + thread) * 4 < W_STAGE:
+            to = to + (i * THREADS + thread) * 4
+            if whole:
+                ptx.copy_async4_or_zero(smem, to, weight, base, offsets[i], offsets[i] < left)
+            else:
+                for j in range(4):
+                    ptx.copy_async(smem, to + j, weight, base, offsets[i] + j, offsets[i] + j < left)
 
     @device
     def clear(i, sums):
@@ -149,11 +173,11 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
     @device
     def multiply_tap(tap, smem, at, pixels, weights, sums):
         for v in range(W_VECTORS):
-            four = ptx.load4(smem, at + tap * TILE_CHANNELS + 4 * v)
+            four = ptx.load4(smem, at + tap * TAP_STEP + 4 * v)
             for k in range(4):
                 weights[4 * v + k] = four[k]
         for k in range(4 * W_VECTORS, CHANNELS):
-            weights[k] = ptx.load(smem, at + tap * TILE_CHANNELS + k)
+            weights[k] = ptx.load(smem, at + tap * TAP_STEP + k * CHANNEL_STEP)
         kh, kw = tap // KW + PH, tap % KW + PW
         for r in range(ROWS):
             for k in range(CHANNELS):
@@ -165,7 +189,7 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
     @device
     def multiply_channel(i, smem, x_at, w_at, pixels, weights, sums):
         load_all(smem, x_at + i * X_ROWS * X_COLS, pixels)
-        multiply_taps(smem, w_at + i * TAPS * TILE_CHANNELS, pixels, weights, sums)
+        multiply_taps(smem, w_at + i * W_ROW, pixels, weights, sums)
 
     @device
     def load_run(run, gy, at, vectors, cols_left):
@@ -199,14 +223,16 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
                         out[to + m] = run[m]
 
     locate_pixels, copy_pixels = unroll(X_COPIES, locate_pixel), unroll(X_COPIES, copy_pixel)
-    copy_all_weights, clear_all = unroll(W_COPIES, copy_weights), unroll(SH * SW, clear)
+    locate_all_weights, copy_weights = unroll(W_COPIES, locate_weights), unroll(W_COPIES, copy_packed if PACKED else copy_plain)
+    clear_all = unroll(SH * SW, clear)
     multiply_channels, store_all = unroll(UNROLL, multiply_channel), unroll(CHANNELS * ROWS * SH, store_run)
 
     @device
-    def compute(x, weight, bias, gy, out, sizes, tiles, vectors, constants):
-        # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS] fp32
+    def compute(x, weight, bias, gy, out, sizes, tiles, bias_size, vectors, whole, constants):
+        # smem x: 2 x [DEPTH, X_ROWS, X_COLS] fp32, then weights: 2 x [DEPTH, TAPS, TILE_CHANNELS], or if they are not packed
+        # [DEPTH, TILE_CHANNELS, TAPS] fp32
         smem = cuda.shared.array(0, float32)
-        offsets = cuda.local.array(X_COPIES, int32)
+        offsets, w_offsets = cuda.local.array(X_COPIES, int32), cuda.local.array(W_COPIES, int32)
         pixels = cuda.local.array((REG_ROWS, REG_COLS), float32)
         weights = cuda.local.array(CHANNELS, float32)
         sums = cuda.local.array((SH, SW, ROWS, CHANNELS, COLS), float32)
@@ -232,39 +258,45 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
         stages = int32((in_channels + DEPTH - 1) // DEPTH)
         step = int32(DEPTH * height * width)
         x_base, x_left = image * in_channels * height * width, int32(in_channels * height * width)
-        w_base = int64(channel_tile) * stages * W_STAGE
+        w_row = int32(out_channels * TAPS)
+        if PACKED:
+            w_base, w_step, w_left = int64(channel_tile) * stages * W_STAGE, int32(W_STAGE), int32(0)
+        else:
+            w_base, w_step = int64(channel_tile) * W_ROW, int32(DEPTH * w_row)
+            w_left = int32(in_channels * w_row - channel_tile * W_ROW)
+            locate_all_weights(w_offsets, thread, w_row)
         for stage in range(int32(0), int32(stages + 1)):
             if stage < stages:
                 half = int32(stage & 1)
                 copy_pixels(smem, int32(half * X_STAGE), x, x_base, offsets, x_left, thread)
-                copy_all_weights(smem, int32(WEIGHTS + half * W_STAGE), weight, w_base, thread)
-                x_base, x_left, w_base = x_base + step, int32(x_left - step), w_base + W_STAGE
+                copy_weights(smem, int32(WEIGHTS + half * W_STAGE), weight, w_base, w_offsets, w_left, whole, thread)
+                x_base, x_left, w_base, w_left = x_base + step, int32(x_left - step), w_base + w_step, int32(w_left - w_step)
             if stage > 0:
                 half = int32(1 - (stage & 1))
                 x_at = int32(half * X_STAGE + row_group * ROWS * X_COLS + col_group * COLS)
-                w_at = int32(WEIGHTS + half * W_STAGE + channel_group * CHANNELS)
+                w_at = int32(WEIGHTS + half * W_STAGE + channel_group * CHANNELS * CHANNEL_STEP)
                 for _ in range(int32(DEPTH // UNROLL)):
                     multiply_channels(smem, x_at, w_at, pixels, weights, sums)
-                    x_at, w_at = int32(x_at + UNROLL * X_ROWS * X_COLS), int32(w_at + UNROLL * TAPS * TILE_CHANNELS)
+                    x_at, w_at = int32(x_at + UNROLL * X_ROWS * X_COLS), int32(w_at + UNROLL * W_ROW)
             ptx.copy_wait()
             cuda.syncthreads()
 
         biases = cuda.local.array(CHANNELS, float32)
         run = cuda.local.array(RUN, float32)
         for k in range(CHANNELS):
-            biases[k] = bias[channel + k]
+            biases[k] = bias[channel + k] if channel + k < bias_size else float32(0)
         store_all(sums, biases, run, gy, out, at, int64(out_height) * out_width, out_width, left, vectors, constants)
 
-    def tiled(x, weight, bias, out, sizes, tiles, vectors, constants):
-        compute(x, weight, bias, out, out, sizes, tiles, vectors, constants)  # gy is not read
+    def tiled(x, weight, bias, out, sizes, tiles, bias_size, vectors, whole, constants):
+        compute(x, weight, bias, out, out, sizes, tiles, bias_size, vectors, whole, constants)  # gy is not read
 
-    def tiled_backward(x, weight, bias, gy, out, sizes, tiles, vectors, constants):
-        compute(x, weight, bias, gy, out, sizes, tiles, vectors, constants)
+    def tiled_backward(x, weight, bias, gy, out, sizes, tiles, bias_size, vectors, whole, constants):
+        compute(x, weight, bias, gy, out, sizes, tiles, bias_size, vectors, whole, constants)
 
     pointer, tuple_of = types.CPointer(types.float32), types.UniTuple
     sizes, tiles, constants = tuple_of(types.int32, 6), tuple_of(types.int32, 3), tuple_of(types.float32, 4)
     arrays = [pointer] * (5 if backward else 4)
-    signature = types.void(*arrays, sizes, tiles, types.boolean, constants)
+    signature = types.void(*arrays, sizes, tiles, types.int32, types.boolean, types.boolean, constants)
     return Kernel(tiled_backward if backward else tiled, signature, THREADS, tile.blocks, (geometry, tile))
 
 
@@ -278,6 +310,22 @@ class Plan:
     sizes: tuple  # in_channels, height, width, out_channels, out_height, out_width
     tiles: tuple  # along channels, rows, columns
     shared_bytes: int
+    wide: bool  # outputs may be stored by four, where they are aligned
+    whole: bool  # weights may be copied by four, where they are aligned
+
+    def prepare(self, device):
+        """A function ``(x, weight, bias, outputs, constants)``: ``launch`` of tensors that fit, which is not checked."""
+        if not self.blocks:
+            return lambda *args: None
+        start = self.kernel.prepare(device, self.blocks, self.sizes, self.tiles, shared_bytes=self.shared_bytes)
+
+        def launch(x, weight, bias, outputs, constants):
+            vectors = self.wide and not (outputs[0].data_ptr() | outputs[-1].data_ptr()) % 16
+            whole = self.whole and weight.data_ptr() % 16 == 0
+            bias, bias_size = (x, 0) if bias is None else (bias, bias.numel())
+            start((x, weight, bias, *outputs), (bias_size, vectors, whole), constants)
+
+        return launch
 
 
 def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -> str:
@@ -288,6 +336,8 @@ def too_large(geometry, tile, batch, in_channels, out_channels, height, width) -
         return "an output has 2^31 channels, rows or columns, or more"
     if tile.grid(geometry, batch, out_channels, height, width)[-1] >= 2**31:
         return "it would take 2^31 blocks or more"
+    if -(-in_channels // tile.depth) * tile.depth * out_channels * geometry.taps >= 2**31:
+        return "the weight has 2^31 values or more"
     return ""
 
 
@@ -298,34 +348,42 @@ def plan(geometry, tile, batch, in_channels, out_channels, height, width, backwa
     *tiles, blocks = tile.grid(geometry, batch, out_channels, height, width)
     out_size = geometry.rows.output_size(height), geometry.cols.output_size(width)
     padded = -(-in_channels // tile.depth) * tile.depth
+    packed, plain = (tiles[0], padded, geometry.taps, tile.tile_channels), (in_channels, out_channels, *geometry.kernel_size)
     sizes = in_channels, height, width, out_channels, *out_size
     shapes = {
         "out": (batch, out_channels, *out_size),
         "gy": (batch, out_channels, *out_size),
-        "weight": (tiles[0], padded, geometry.taps, tile.tile_channels),
-        "bias": (tiles[0] * tile.tile_channels,),
+        "weight": packed if tile.packs(geometry) else plain,
+        "bias": (out_channels,),
     }
-    return Plan(build(geometry, tile, backward), blocks, shapes, sizes, tuple(tiles), tile.shared_bytes(geometry))
+    kernel, shared_bytes = build(geometry, tile, backward), tile.shared_bytes(geometry)
+    wide, whole = out_size[1] % 4 == tile.cols * geometry.cols.stride % 4 == 0, out_channels * geometry.taps % 4 == 0
+    return Plan(kernel, blocks, shapes, sizes, tuple(tiles), shared_bytes, wide, whole)
+
+
+def packer(geometry, tile):
+    """A function that gives a weight as the kernel for a tile takes it: packed, or contiguous."""
+    if not tile.packs(geometry):
+        return torch.Tensor.contiguous
+    return lambda weight: packing.pack_tiled(weight, tile.depth, tile.tile_channels)
 
 
 def launch(x, weight, bias, out, geometry, tile, add_value, scale, min_val=-1.0, max_val=1.0, gy=None):
     """Fill ``out`` [N, C_out, H_out, W_out] from ``x`` [N, C_in, H, W]; fp32, contiguous, one device.
 
-    ``weight`` and ``bias`` are packed (``packing.pack_tiled``, ``pack_bias``) for this tile. With ``gy``, of the shape
+    ``weight`` is what ``packer`` makes of it for this tile; ``bias`` [C_out] or None. With ``gy``, of the shape
     of ``out``, a gradient at the layer's output, ``out`` becomes the gradient at the pre-activation. Every
     array may be a tensor or anything with ``__cuda_array_interface__``. Raises TypeError for another
     dtype and ValueError for strides or sizes that do not fit.
     """
-    x, weight, bias, out = contiguous("x", x), contiguous("weight", weight), contiguous("bias", bias), contiguous("out", out)
+    x, weight, out = contiguous("x", x), contiguous("weight", weight), contiguous("out", out)
+    bias = None if bias is None else contiguous("bias", bias)
     outputs = [out] if gy is None else [contiguous("gy", gy), out]
     batch, in_channels, height, width = x.shape
     planned = plan(geometry, tile, batch, in_channels, out.shape[1], height, width, gy is not None)
     for name, array in (("out", out), ("gy", outputs[0]), ("weight", weight), ("bias", bias)):
-        if array.shape != planned.shapes[name]:
+        if array is not None and array.shape != planned.shapes[name]:
             raise ValueError(f"{name} must have shape {planned.shapes[name]}, got {tuple(array.shape)}")
-    aligned = out.shape[3] % 4 == 0 and all(array.data_ptr() % 16 == 0 for array in outputs)
-    vectors = aligned and tile.cols * geometry.cols.stride % 4 == 0
-    if planned.blocks:
-        constants = add_value, scale, min_val, max_val
-        arguments = x, weight, bias, *outputs, planned.sizes, planned.tiles, vectors, constants
-        planned.kernel(planned.blocks, *arguments, shared_bytes=planned.shared_bytes)
+    if tile.packs(geometry) and weight.data_ptr() % 16:
+        raise ValueError(f"packed weights must begin at a multiple of 16 bytes, got {weight.data_ptr():#x}")
+    planned.prepare(x.device)(x, weight, bias, outputs, (add_value, scale, min_val, max_val))
