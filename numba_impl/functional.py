@@ -40,6 +40,8 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     tensors = kinds(x, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     plan = dispatch.plan(*tensors, *numbers, modes(precision, x.device), backend)
+    if x.is_neg() or weight.is_neg() or bias is not None and bias.is_neg():  # as the imaginary part of a conjugate is
+        x, weight, bias = x.resolve_neg(), weight.resolve_neg(), None if bias is None else bias.resolve_neg()
     x4 = x if x.dim() == 4 else x.unsqueeze(0)
     if needs_grad(x, weight, bias) and plan.backend != "reference":
         y = ops.layer(x4, weight, bias, *numbers, *constants[:2], precision, backend)
@@ -95,7 +97,7 @@ def mish_add_hardtanh_scale(x, add_value, scale, min_val=-1.0, max_val=1.0, inpl
 
 def _one_pass_backend(x):
     """Name of the backend whose ``activate`` serves x, or None."""
-    if x.dtype != torch.float32 or needs_grad(x) or is_transformed():
+    if x.dtype != torch.float32 or needs_grad(x) or is_transformed() or x.is_neg():
         return None
     if x.device.type == "cpu":
         return "cpu"

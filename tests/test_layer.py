@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl import dispatch
+from numba_impl import dispatch, mish_add_hardtanh_scale
 from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue, check_layer
 from tests.cases import (
@@ -188,3 +188,22 @@ def test_autocast_is_torchs(device):
         y = ModelNumba.from_conv(module, -0.5, 2.0)(x)
         assert y.dtype == torch.bfloat16
         assert_same(y, eager(x, module))
+
+
+@every_backend
+def test_tensors_that_torch_negates_later(device, backend):
+    """As the imaginary part of a conjugate is: another sign in memory than it has. Also the gradient at the output."""
+    x, weight, bias = (torch.complex(t, t).conj().imag.requires_grad_() for t in USUAL.draw(device))
+    assert x.is_neg() and weight.is_neg() and bias.is_neg()
+    y = apply(x, weight, bias, USUAL, backend=backend)
+    check_layer(y, x, weight, bias, USUAL.geometry, Constants(-0.5, 2.0))
+    gy = torch.complex(y, y).detach().conj().imag
+    leaves, plain = (x, weight, bias), [t.detach().resolve_neg().requires_grad_() for t in (x, weight, bias)]
+    want = torch.autograd.grad(apply(*plain, USUAL, backend=backend), plain, gy.resolve_neg())
+    torch.testing.assert_close(torch.autograd.grad(y, leaves, gy), want, rtol=1e-4, atol=1e-4)
+
+
+@every_device
+def test_the_epilogue_of_a_tensor_that_torch_negates_later(device):
+    x = torch.randn(3, 5, dtype=torch.complex64, device=device).conj().imag
+    check_epilogue(mish_add_hardtanh_scale(x, -0.5, 2.0), x.resolve_neg(), Constants(-0.5, 2.0))
