@@ -70,8 +70,9 @@ def run_hopper():
 def run_layer(name, case, x, weight, bias, precision="fp32"):
     """Forward and backward of a backend."""
     gy, described = torch.randn(case.output_shape), problem(case, "cuda", precision=precision)
-    backend, tensors = dispatch.BACKENDS[name], on_gpu(x, weight, bias)
-    y, g = (backend.run(*tensors, CLAMPED, described, gradient).cpu() for gradient in (None, gy.cuda()))
+    tensors = on_gpu(x, weight, bias)
+    y = dispatch.prepare(described, name)(*tensors, CLAMPED).cpu()
+    g = dispatch.prepare(described, name, backward=True)(*tensors, CLAMPED, gy.cuda()).cpu()
     check_layer(y, x, weight, bias, case.geometry, CLAMPED, precision)
     check_layer_gradient(g, x, weight, bias, gy, case.geometry, CLAMPED, precision)
 

@@ -106,7 +106,7 @@ def test_backends(name, precision, backward, offset, monkeypatch, request):
     described = problem(STRIPS, "cuda", precision=precision)
 
     def launch(x, weight, bias, gy=None):
-        return [dispatch.BACKENDS[name].run(x, weight, bias, CLAMPED, described, gy)]
+        return [dispatch.prepare(described, name, gy is not None)(x, weight, bias, CLAMPED, gy)]
 
     check(launch, [x, weight, bias, *gy], offset, monkeypatch)
 
@@ -123,13 +123,13 @@ def test_what_is_allocated_is_poisoned():
     ("device", "name", "launcher"),
     [
         ("cpu", "cpu", "numba_impl.backend_cpu.activate"),
-        pytest.param("cuda", "tiled", "numba_impl.kernels.tiled.launch", marks=pytest.mark.gpu),
-        pytest.param("cuda", "hopper", "numba_impl.kernels.hopper.launch", marks=pytest.mark.gpu),
+        pytest.param("cuda", "tiled", "numba_impl.launch.Launch.__call__", marks=pytest.mark.gpu),
+        pytest.param("cuda", "hopper", "numba_impl.launch.Launch.__call__", marks=pytest.mark.gpu),
     ],
     ids=["cpu", "tiled", "hopper"],
 )
 def test_an_output_that_nothing_writes_is_nan(device, name, launcher, monkeypatch):
     monkeypatch.setattr(launcher, lambda *arguments, **options: None)
     monkeypatch.setattr(backend_cpu, "CHUNK", 1)  # so that it allocates the result itself
-    y = dispatch.BACKENDS[name].run(*STRIPS.draw(device), CLAMPED, problem(STRIPS, device))
+    y = dispatch.prepare(problem(STRIPS, device), name)(*STRIPS.draw(device), CLAMPED)
     assert y.shape == STRIPS.output_shape and y.isnan().all()
