@@ -69,8 +69,8 @@ def run_hopper():
 
 def run_layer(name, case, x, weight, bias, precision="fp32"):
     """Forward and backward of a backend."""
-    gy, described = torch.randn(case.output_shape), problem(case, "cuda", precision=precision)
-    tensors = on_gpu(x, weight, bias)
+    gy, tensors = torch.randn(case.output_shape), on_gpu(x, weight, bias)
+    described = problem(case, tensors[0].device, precision=precision)
     y = dispatch.prepare(described, name)(*tensors, CLAMPED).cpu()
     g = dispatch.prepare(described, name, backward=True)(*tensors, CLAMPED, gy.cuda()).cpu()
     check_layer(y, x, weight, bias, case.geometry, CLAMPED, precision)

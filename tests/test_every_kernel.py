@@ -11,13 +11,13 @@ KERNELS = {"pointwise", "pointwise_backward", "split", "channel_sum", "tiled", "
 
 @pytest.mark.gpu
 def test_every_kernel_is_launched(monkeypatch):
-    launched, plain = set(), launch.Kernel.__call__
+    launched, plain = set(), launch.Launch.start
 
-    def record(kernel, *arguments, **options):
-        launched.add(kernel.function.__name__)
-        plain(kernel, *arguments, **options)
+    def record(prepared, values):
+        launched.add(prepared._kernel.function.__name__)
+        plain(prepared, values)
 
-    monkeypatch.setattr(launch.Kernel, "__call__", record)
+    monkeypatch.setattr(launch.Launch, "start", record)
     every_kernel.main()
     elsewhere = set() if torch.cuda.get_device_capability() == (9, 0) else {"split", "hopper", "hopper_backward"}
     assert launched | elsewhere == KERNELS

@@ -107,7 +107,7 @@ def run(name, case, request, gradient=False):
         except RuntimeError as error:
             pytest.skip(f"torch's convolution does not serve it: {error}")
     gy = torch.randn(case.output_shape, device="cuda") if gradient else None
-    check(case, x, weight, bias, dispatch.prepare(problem(case, "cuda"), name, gradient)(x, weight, bias, OPEN, gy), gy)
+    check(case, x, weight, bias, dispatch.prepare(problem(case, x.device), name, gradient)(x, weight, bias, OPEN, gy), gy)
 
 
 @pytest.mark.parametrize(("name", "case"), FORWARD.values(), ids=FORWARD)

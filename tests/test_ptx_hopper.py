@@ -376,11 +376,20 @@ def bulk_copy_boxes(tensor_map, corners, y, boxes):
         cuda.syncthreads()
 
 
+CORNERS = {
+    "inside": [(0, 0, 0, 0), (4, 2, 0, 1)],
+    "over an edge": [(8, 3, 0, 1), (4, 4, 0, 0)],
+    "outside": [(12, 0, 0, 0), (0, 5, 0, 1)],
+    "negative": [(-3, -1, 0, 0)],
+    "beyond channels or images": [(0, 0, 2, 0), (0, 0, 0, 2)],
+}
+
+
 @on_hopper
-def test_bulk_copy_box():
-    """Inside, over every edge, and wholly outside, where all is zero."""
+@pytest.mark.parametrize("corners", CORNERS.values(), ids=CORNERS)
+def test_bulk_copy_box(corners):
+    """Whatever is outside is zero."""
     x = torch.randn(2, 4, 5, 12, device="cuda")
-    corners = [(0, 0, 0, 0), (4, 2, 0, 1), (8, 3, 0, 1), (-3, -1, 0, 0), (12, 0, 0, 0), (0, 5, 0, 1), (0, 0, 2, 0), (0, 0, 0, 2)]
     y = torch.full((len(corners), *reversed(BOX)), float("nan"), device="cuda")
     words = tensor_map.encode(x, BOX)
     bulk_copy_boxes(

@@ -103,7 +103,7 @@ def test_backends(name, precision, backward, offset, monkeypatch, request):
     x, weight, bias = STRIPS.draw("cuda")
     x[0, :, 0, 5] = 3e30
     gy = [torch.randn(STRIPS.output_shape, device="cuda")] if backward else []
-    described = problem(STRIPS, "cuda", precision=precision)
+    described = problem(STRIPS, x.device, precision=precision)
 
     def launch(x, weight, bias, gy=None):
         return [dispatch.prepare(described, name, gy is not None)(x, weight, bias, CLAMPED, gy)]
@@ -131,5 +131,6 @@ def test_what_is_allocated_is_poisoned():
 def test_an_output_that_nothing_writes_is_nan(device, name, launcher, monkeypatch):
     monkeypatch.setattr(launcher, lambda *arguments, **options: None)
     monkeypatch.setattr(backend_cpu, "CHUNK", 1)  # so that it allocates the result itself
-    y = dispatch.prepare(problem(STRIPS, device), name)(*STRIPS.draw(device), CLAMPED)
+    x, weight, bias = STRIPS.draw(device)
+    y = dispatch.prepare(problem(STRIPS, x.device), name)(x, weight, bias, CLAMPED)
     assert y.shape == STRIPS.output_shape and y.isnan().all()
