@@ -42,9 +42,7 @@ def precision(problem: Problem) -> str:
 def record_stream(*tensors):
     """Keep the memory of tensors, or None, from being given to others until a side stream that is current has used it."""
     device = tensors[0].device
-    if torch._C._cuda_getCurrentRawStream(
-        device.index
-    ):  # not the default stream's 0: what torch.cuda.current_stream takes longer for
+    if torch._C._cuda_getCurrentRawStream(device.index):  # the default stream's handle is 0
         stream = torch.cuda.current_stream(device)
         for tensor in tensors:
             if tensor is not None:

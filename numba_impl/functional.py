@@ -52,8 +52,9 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
 def _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend):
     """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves."""
+    tensors = kinds(x, weight, bias)
     autocast = autocasts(x.device)
-    check_tensors(*kinds(x, weight, bias), autocast)
+    check_tensors(*tensors, autocast)
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
     if x.dtype != torch.float32 or x.device.type not in DEVICES or autocast:
         return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)

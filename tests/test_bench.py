@@ -15,6 +15,7 @@ from benchmarks import compare, machine, measure, peers, plots, report, sweep, t
 from benchmarks.measure import Work
 from benchmarks.results import Case, Run, Timing
 from numba_impl import backend_cpu, dispatch
+from tests.test_ops import marked
 
 KEPT = sorted((pathlib.Path(bench.__file__).parent / "benchmarks").glob("*.json"))
 SMALL = ["--device", "cpu", "--quick", "--shape", "2,3,8,8", "--out-channels", "4", "--backends", "cpu,model"]
@@ -75,6 +76,7 @@ def test_a_run_of_training_is_shown_kept_and_shown_again(monkeypatch, capsys, tm
         assert 0 < row.errors.gradient < 1e-5 and row.timing.median > 0 and row.memory is None
 
 
+@marked
 def test_latency(monkeypatch, capsys):
     run(monkeypatch, "--latency", "--quick", "--device", "cpu")
     shown = capsys.readouterr().out
@@ -321,6 +323,7 @@ def test_the_pixel_shuffle_rewrite_is_the_layer():
         torch.testing.assert_close(peers.PixelShuffle(conv, constants)(x), expected, rtol=0, atol=1e-12)
 
 
+@marked
 def test_a_peer_is_compiled_once_for_both_precisions(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda layer, dynamic: compiled.append(layer) or layer)

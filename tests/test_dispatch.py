@@ -9,7 +9,7 @@ import torch
 
 from model_numba import ModelNumba
 from numba_impl import backend_tiled, cuda_support, dispatch, launch
-from numba_impl.problem import PRECISIONS, Constants, Problem
+from numba_impl.problem import PRECISIONS, Constants
 from tests.accuracy import check_layer
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, apply, problem
 
@@ -98,10 +98,10 @@ def test_a_gpu_that_says_it_is_smaller(changes, precision, name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: smaller)
     monkeypatch.setattr(cuda_support, "capability", cuda_support.capability.__wrapped__)
     x, weight, bias = case.draw("cuda")
-    chosen, _ = dispatch.choose(Problem.of(x, weight, bias, case.geometry, precision))
+    chosen, _ = dispatch.choose(problem(case, x.device, precision=precision))
     assert name in (None, chosen)
     for backend in ("hopper", "tiled", "composite", "reference", None):
-        if backend is None or dispatch.BACKENDS[backend].supports(Problem.of(x, weight, bias, case.geometry, precision))[0]:
+        if backend is None or dispatch.BACKENDS[backend].supports(problem(case, x.device, precision=precision))[0]:
             y = apply(x, weight, bias, case, precision=precision, backend=backend)
             check_layer(y, x, weight, bias, case.geometry, Constants(-0.5, 2.0), precision)
 

@@ -380,7 +380,6 @@ CORNERS = {
     "inside": [(0, 0, 0, 0), (4, 2, 0, 1)],
     "over an edge": [(8, 3, 0, 1), (4, 4, 0, 0)],
     "outside": [(12, 0, 0, 0), (0, 5, 0, 1)],
-    "negative": [(-3, -1, 0, 0)],
     "beyond channels or images": [(0, 0, 2, 0), (0, 0, 0, 2)],
 }
 

@@ -463,7 +463,8 @@ _BULK_COPY_TENSOR = (
 def bulk_copy_box(shared, tensor_map, x, y, z, w, barrier):
     """cp.async.bulk.tensor.4d (sm_90): the box at (x, y, z, w), x innermost, of the tensor that a map describes.
 
-    To a shared address, a multiple of 128; outside of the tensor are zeros, and all are counted by ``barrier``.
+    To a shared address, a multiple of 128; outside of the tensor are zeros, and all are counted by ``barrier``. No coordinate
+    may be negative: (-3, -1, 0, 0) was an illegal instruction on an H200.
     """
 
 

@@ -117,7 +117,7 @@ def build(geometry: Geometry, tile: Tile, backward=False) -> Kernel:
     UNROLL = tile.unroll
     REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
     X_VECTORS = REG_COLS // 4 if COLS % 4 == 0 else 0
-    W_VECTORS = CHANNELS // 4 if PACKED and CHANNELS % 4 == 0 else 0
+    W_VECTORS = CHANNELS // 4 if CHANNELS % 4 == 0 else 0
     RUN = SW * COLS  # outputs of a thread that are neighbours in a row
 
     @device
