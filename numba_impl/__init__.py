@@ -27,6 +27,7 @@ The layers, from the top; each imports only from below:
     cache               compiled kernels on disk
     kernels/ptx         instructions that Numba lacks
     kernels/device      inlining and unrolling
+    tensor_map          how the bulk copy engine is told of a tensor
     fragments           which thread of the tensor-core kernel holds which element
     scaling             which power of two brings its rows into fp16's range
     packing             weights in the kernels' layouts
