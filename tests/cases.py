@@ -138,6 +138,16 @@ class Guarded:
         assert all((zone == self.around).all() for zone in (self.before, self.after)), "written outside the tensor"
 
 
+def captured(model, x):
+    """(a CUDA graph of one call, the call's result), after a call in which it compiles and cuDNN chooses."""
+    model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    return graph, y
+
+
 def problem(case, device="cpu", **changes):
     """The ``Problem`` of a case as the backends see it, made by hand: fp32 inference, unless ``changes`` say otherwise."""
     batch, in_channels, height, width = case.x

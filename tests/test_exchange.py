@@ -11,7 +11,7 @@ from numba_impl.kernels import pointwise, tiled
 from numba_impl.kernels.tiled import Tile
 from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue, check_layer
-from tests.cases import OPEN, Case, assert_same
+from tests.cases import OPEN, Case, assert_same, captured
 
 pytestmark = pytest.mark.gpu
 
@@ -140,11 +140,7 @@ def test_cuda_graph_capture(backend):
     x, *_ = CASE.draw("cuda")
     model = ModelNumba(9, 13, 3, 2, 1, 1, -0.5, 2, precision="fp32", backend=backend).cuda()
     with torch.no_grad():
-        model(x)  # compiles, and cuDNN chooses
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
+        graph, y = captured(model, x)
         x.copy_(torch.randn_like(x))
         graph.replay()
         assert_same(y, model(x))

@@ -15,7 +15,7 @@ from numba_impl import reference
 from numba_impl.kernels import hopper, split
 from numba_impl.problem import Constants
 from tests.accuracy import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
-from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bad_gradients, bits, eager
+from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bad_gradients, bits, captured, eager
 from tests.test_pointwise_backward import around_the_bounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -391,11 +391,7 @@ def test_a_replayed_graph_sees_changed_weights_and_input():
     model = ModelNumba(16, 16, 3, 2, 1, 1, -0.5, 2, precision="fp32", backend="hopper").cuda()
     x = torch.randn(2, 16, 20, 70, device="cuda")
     with torch.no_grad():
-        model(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
+        graph, y = captured(model, x)
         x.copy_(torch.randn_like(x))
         model.conv_transpose.weight.mul_(-3)
         graph.replay()

@@ -21,7 +21,7 @@ from numba_impl import launch, mish_add_hardtanh_scale
 from numba_impl.kernels import hopper, pointwise, split, tiled
 from numba_impl.problem import Constants, Geometry
 from tests.accuracy import check_layer
-from tests.cases import every_device
+from tests.cases import captured, every_device
 
 CALLS = {"cpu": 1_000, "cuda": 100_000}  # of the soak; SOAK_CALLS overrules
 WARM = 1 / 4  # of the calls, after which nothing more is to be kept
@@ -171,11 +171,7 @@ def test_a_graph_outlives_what_is_remembered(backend, request):
         request.getfixturevalue("hopper")
     model, x = ModelNumba(*K3, *CONSTANTS[:2], backend=backend, precision="fp32").cuda(), torch.randn(2, 16, 5, 36, device="cuda")
     with torch.no_grad():
-        model(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
+        graph, y = captured(model, x)
         for cache in (hopper.build, split.build, tiled.build, tiled.plan, pointwise.build, launch._allow_shared):
             cache.cache_clear()
         gc.collect()

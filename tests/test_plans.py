@@ -12,7 +12,7 @@ from numba_impl import backend_cpu, conv_transpose2d_mish_add_hardtanh_scale, di
 from numba_impl.errors import KernelError
 from numba_impl.problem import Constants, kinds, modes
 from tests.accuracy import check_layer
-from tests.cases import USUAL, VIEWS, Case, apply, every_device
+from tests.cases import USUAL, VIEWS, Case, apply, captured, every_device
 
 CONSTANTS = Constants(-0.5, 2.0)
 
@@ -263,11 +263,7 @@ def test_a_replayed_graph_sees_new_weights(served):
     case, model = served
     x = torch.randn(case.x, device="cuda")
     with torch.no_grad():
-        model(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
+        graph, y = captured(model, x)
         for _ in range(2):
             x.copy_(torch.randn_like(x))
             for parameter in model.parameters():
