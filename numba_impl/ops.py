@@ -39,7 +39,6 @@ BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
 def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
     """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions in the forward's precision."""
     constants, parts = layer_constants(add_value, scale), []
-    gy = gy.resolve_neg()
     images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
         plan = _plan(x_part, weight, bias, stride, padding, output_padding, precision, backend, backward=True)
