@@ -3,6 +3,7 @@ GPU's, so no GPU is needed."""
 
 import contextlib
 import ctypes
+import gc
 import struct
 
 import pytest
@@ -12,6 +13,7 @@ from numba.cuda import types
 
 from model_numba import ModelNumba
 from numba_impl import cuda_support, dispatch, launch
+from numba_impl.errors import KernelError
 from numba_impl.kernels import hopper, split
 from numba_impl.launch import Kernel
 from tests.cases import GPUS, VIEWS, Case, apply, problem
@@ -50,6 +52,19 @@ def launches(monkeypatch):
 def as_fp32(value):
     """The number whose bits an argument has."""
     return struct.unpack("f", struct.pack("i", value))[0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_left_as_it_was(enabled):
+    """Also by a compilation that fails."""
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KernelError), launch.no_garbage_collection():
+            assert not gc.isenabled()
+            raise KernelError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 def test_an_int_is_an_argument_of_any_size():
