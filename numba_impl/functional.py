@@ -35,7 +35,7 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
     if torch.compiler.is_compiling():
-        return _traced(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale), precision, backend)
+        return _traced(x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend)
     constants = layer_constants(add_value, scale)
     tensors = kinds(x, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
@@ -50,18 +50,24 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     return y if x.dim() == 4 else y.squeeze(0)
 
 
-def _traced(x, weight, bias, stride, padding, output_padding, constants, precision, backend):
-    """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves."""
-    tensors = kinds(x, weight, bias)
-    autocast = autocasts(x.device)
-    check_tensors(*tensors, autocast)
+def _traced(x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend):
+    """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves.
+
+    The operator checks the arguments: what is looked at here, compiled code looks at again in each call.
+    """
+    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocasts(x.device):
+        return _eager_chain(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale))
+    numbers = (n if isinstance(n, (tuple, list)) else (n, n) for n in (stride, padding, output_padding))
+    settings = *numbers, add_value, scale, precision, backend
+    if x.dim() == 3:
+        return ops.layer(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
+    return ops.layer(x, weight, bias, *settings)
+
+
+def _eager_chain(x, weight, bias, stride, padding, output_padding, constants):
+    check_tensors(*kinds(x, weight, bias), autocasts(x.device))
     geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
-    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocast:
-        return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
-    settings = geometry.stride, geometry.padding, geometry.output_padding, *constants[:2], precision, backend
-    if x.dim() == 4:
-        return ops.layer(x, weight, bias, *settings)
-    return ops.layer(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
+    return reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, geometry), constants)
 
 
 def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:

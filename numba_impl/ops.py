@@ -9,7 +9,7 @@ import functools
 import torch
 
 from numba_impl import backend_cpu, cuda_support, dispatch, reference
-from numba_impl.problem import kinds, layer_constants, resolve_precision
+from numba_impl.problem import check_tensors, kinds, layer_constants, pair, resolve_precision
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
 NUMBERS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale"
@@ -28,7 +28,10 @@ def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, pr
 
 @layer.register_fake
 def _(x, weight, bias, stride, padding, output_padding, *others):
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, output_padding, strict=True)
+    """What does not depend on sizes, which may be symbols here, is checked; the rest when it runs."""
+    check_tensors(*kinds(x, weight, bias), autocast=False)
+    numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
+    sizes = zip(x.shape[2:], weight.shape[2:], *numbers, strict=True)
     return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes))
 
 

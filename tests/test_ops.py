@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
+from benchmarks.peers import Plain
 from model_numba import ModelNumba
-from numba_impl import dispatch, ops, reference
+from numba_impl import conv_transpose2d_mish_add_hardtanh_scale, dispatch, ops, reference
 from numba_impl.problem import Constants
 from tests.accuracy import check_layer
 from tests.cases import SIZES, USUAL, VIEWS, Case, apply, eager, every_backend, every_device
@@ -326,6 +328,60 @@ def test_export(device):
         x = torch.randn(size, 3, 7, 9, device=device)
         with torch.no_grad():
             torch.testing.assert_close(exported.module()(x), plain(network, x), rtol=1e-4, atol=1e-4)
+
+
+WRONG = {
+    "channels": ({"x": torch.randn(2, 7, 7, 9)}, "x must have 6 channels"),
+    "dtype": ({"weight": torch.randn(USUAL.weight_shape, dtype=torch.float64)}, "weight must have x's dtype torch.float32"),
+    "dimensions": ({"x": torch.randn(7, 9)}, "x must be 4-D"),
+    "bias": ({"bias": torch.randn(4)}, r"bias must have shape \(5,\)"),
+    "three": ({"stride": (1, 2, 3)}, "stride must be an int or a pair"),
+    "zero": ({"stride": 0}, "stride must be at least 1"),
+    "output padding": ({"output_padding": 2}, "output_padding must be smaller than stride"),
+    "constant": ({"scale": "2"}, "scale"),
+    "precision": ({"precision": "bf16"}, "precision must be None or one of"),
+    "backend": ({"backend": "none"}, "backend must be None or one of"),
+}
+
+
+def compiled_function():
+    """The compiled function, and arguments that it takes: ints where pairs are meant, too."""
+    torch._dynamo.reset()
+    named = dict(zip(("x", "weight", "bias"), USUAL.draw(), strict=True))
+    numbers = {"stride": 2, "padding": 1, "output_padding": 1, "add_value": 1, "scale": 2}
+    compiled = torch.compile(conv_transpose2d_mish_add_hardtanh_scale, fullgraph=True, backend="aot_eager")
+    return compiled, named | numbers
+
+
+@marked
+@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
+def test_compiled_with_a_wrong_argument(change, words):
+    compiled, arguments = compiled_function()
+    with pytest.raises(Exception, match=words):
+        compiled(**arguments | change)
+
+
+@marked
+@pytest.mark.parametrize("name", ["stride", "padding", "output_padding", "add_value", "scale"])
+def test_compiled_with_a_number_that_changes(name):
+    """The compiler takes one that did to be a symbol."""
+    compiled, arguments = compiled_function()
+    for value in (2, 3, 4):
+        changed = arguments | {"stride": 5} | {name: value}
+        torch.testing.assert_close(compiled(**changed), conv_transpose2d_mish_add_hardtanh_scale(**changed))
+
+
+@marked
+def test_compiled_code_guards_no_more_than_eagers():
+    """Each call looks at all that tracing looked at, so that our own checks are the operator's."""
+    guards = []
+    for layer in (ModelNumba(**SIZES, add_value=-0.5, scale=2), Plain(nn.ConvTranspose2d(**SIZES), Constants(-0.5, 2.0))):
+        torch._dynamo.reset()
+        torch.compile(layer, backend="aot_eager")(torch.randn(USUAL.x))
+        (entry,) = _debug_get_cache_entry_list(type(layer).forward.__code__)
+        guards.append(str(entry.guard_manager).count("+- "))
+    ours, eagers = guards
+    assert ours <= eagers
 
 
 @marked
