@@ -4,7 +4,6 @@ import torch
 
 from numba_impl import cuda_support, dispatch, ops, reference
 from numba_impl.problem import (
-    DEVICES,
     Constants,
     Geometry,
     Problem,
@@ -55,9 +54,9 @@ def _traced(x, weight, bias, stride, padding, output_padding, add_value, scale, 
 
     The operator checks the arguments: what is looked at here, compiled code looks at again in each call.
     """
-    if x.dtype != torch.float32 or x.device.type not in DEVICES or autocasts(x.device):
+    if x.dtype != torch.float32 or not (x.is_cpu or x.is_cuda) or autocasts(x.device):
         return _eager_chain(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale))
-    numbers = (n if isinstance(n, (tuple, list)) else (n, n) for n in (stride, padding, output_padding))
+    numbers = ((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding))
     settings = *numbers, add_value, scale, precision, backend
     if x.dim() == 3:
         return ops.layer(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
