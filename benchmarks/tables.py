@@ -117,8 +117,7 @@ def measure_pointwise(work: Work, timer: Timer):
 
 
 def time_copy(z, timer: Timer):
-    target = torch.empty_like(z)
-    copy = timer(lambda: target.copy_(z))
+    copy = timer.copy(torch.empty_like(z), z)
     say(f"  copy_ of the output: {copy}")
     return copy
 
@@ -130,12 +129,15 @@ def activate(z, constants):
 def ours(work: Work, precision, names):
     """(contenders of ours in a precision, notes on those that cannot serve)."""
     conv, x = work.conv, work.x
-    problem = functional.describe(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding, precision)
+    settings = x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding
+    problem = functional.describe(*settings, precision)
+    with reference.convolution_precision(precision, x.device):
+        by_flags = functional.describe(*settings, None)  # as the peers have it
     build_forced = build_model if work.gradients else build_backend
     found, notes = [], []
     for name in names:
         if name == MODEL:
-            name, build = f"ModelNumba ({dispatch.choose(problem)[0]})", functools.partial(build_model, work, problem, None)
+            name, build = f"ModelNumba ({dispatch.choose(by_flags)[0]})", functools.partial(build_model, work, by_flags, None)
             found.append(Contender(name, precision, True, build))
             continue
         ok, reason = dispatch.BACKENDS[name].supports(problem)
@@ -155,4 +157,5 @@ def build_backend(work, problem, name, constants):
 def build_model(work, problem, name, constants):
     if constants != work.constants:  # the module has no clamp to lift; what it calls has
         return build_backend(work, problem, name, constants)
-    return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=problem.precision, backend=name)
+    precision = None if problem.by_flags else problem.precision
+    return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=precision, backend=name)

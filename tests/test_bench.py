@@ -287,6 +287,24 @@ def test_replays_have_no_host_time():
     assert timer.Timer(x.device, 20, replayed=True)(many_launches).median < launched.median
 
 
+@pytest.mark.gpu
+def test_a_copy_at_its_best():
+    source = torch.zeros(2**27, device="cuda")
+    target = torch.empty_like(source)
+    launched = timer.flushed(lambda: target.copy_(source), 50)
+    assert timer.Timer(source.device, 20, replayed=True).copy(target, source).median < 1.1 * launched.median
+
+
+@pytest.mark.gpu
+def test_the_models_row_follows_the_flags_as_the_peers_do(hopper, monkeypatch, tmp_path):
+    """For so little work cuDNN computes in fp32 where TF32 is permitted, and so does the module."""
+    kept = tmp_path / "run.json"
+    shape = "--shape", "1,64,8,8", "--out-channels", "64"
+    run(monkeypatch, "--quick", *shape, "--backends", "hopper,model", "--json", str(kept))
+    names = [row.name for row in Run.load(kept).tables[0].rows if row.ours]
+    assert names == 2 * ["backend hopper", "ModelNumba (tiled)"]
+
+
 def test_the_state_of_a_gpu(monkeypatch):
     """nvidia-smi answers a query of known fields; this one does not know the counters."""
     answers = {"clocks.sm": "1980 MHz", "power.draw": "650.20 W", "clocks_event_reasons.active": "0x0000000000000024"}
