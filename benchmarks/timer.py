@@ -1,5 +1,6 @@
 """How long a call takes: launched or replayed from a CUDA graph, with L2 cold or warm."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -33,10 +34,11 @@ class Timer:
 
     def copy(self, target, source) -> Timing:
         """Of ``target.copy_(source)`` at its best: of a long tensor a graph's takes 1.5 times as long as a launch's (H200)."""
-        timing = self(lambda: target.copy_(source))
+        function = functools.partial(target.copy_, source)
+        timing = self(function)
         if not self.replayed or self.device.type == "cpu":
             return timing
-        return min(timing, launches_on_end(lambda: target.copy_(source), timing), key=lambda each: each.median)
+        return min(timing, launches_on_end(function, timing), key=lambda each: each.median)
 
     def further(self, function, timing: Timing, size) -> dict[str, Timing]:
         """Other timings of a call that takes ``timing`` and touches ``size`` bytes."""

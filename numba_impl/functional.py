@@ -52,7 +52,8 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 def _traced(x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend):
     """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves.
 
-    The operator checks the arguments: what is looked at here, compiled code looks at again in each call.
+    The operator checks the arguments: what is looked at here, compiled code looks at again in each call. So the devices
+    are asked of x, too, and not looked up in ``DEVICES``.
     """
     if x.dtype != torch.float32 or not (x.is_cpu or x.is_cuda) or autocasts(x.device):
         return _eager_chain(x, weight, bias, stride, padding, output_padding, Constants.of(add_value, scale))

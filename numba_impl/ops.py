@@ -28,7 +28,7 @@ def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, pr
 
 @layer.register_fake
 def _(x, weight, bias, stride, padding, output_padding, *others):
-    """What does not depend on sizes, which may be symbols here, is checked; the rest when it runs."""
+    """Checks what it can: sizes may be symbols here, so that those of the geometry are checked when the operator runs."""
     check_tensors(*kinds(x, weight, bias), autocast=False)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     sizes = zip(x.shape[2:], weight.shape[2:], *numbers, strict=True)
