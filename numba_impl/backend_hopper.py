@@ -33,14 +33,15 @@ def supports(problem: Problem):
 
 
 def pays(problem: Problem):
-    """Whether the kernel is predicted to be faster than the tiled one, and if not, why; TF32 has no other kernel.
+    """Whether the kernel is predicted to be faster than the tiled one, and if not, why.
 
-    Its blocks start with 147 KB of weights, split by a kernel before it: too much for a few cells.
+    Its blocks start with the weights, 147 KB in fp32, split by a kernel before it: too much for a few cells. Where eager
+    computes in TF32 by PyTorch's flags, it serves in any case: the tiled kernel has fp32 alone.
     """
     from numba_impl.kernels import hopper, tiles
 
     tile = backend_tiled.tile_for(problem)
-    if precision(problem) != "fp32" or tile is None:
+    if tile is None or (problem.by_flags and precision(problem) != "fp32"):
         return True, ""
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
     own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)

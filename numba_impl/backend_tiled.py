@@ -5,15 +5,16 @@ import torch
 from numba_impl import cuda_support
 from numba_impl.problem import Constants, Problem
 
-precision = cuda_support.precision
+
+def precision(problem: Problem) -> str:
+    """Strict, also where TF32 is permitted."""
+    return "fp32"
 
 
 def supports(problem: Problem):
     ok, reason = cuda_support.serves(problem)
     if not ok:
         return ok, reason
-    if precision(problem) != "fp32":
-        return False, f"it computes in strict fp32, and {problem.precision} is asked for or permitted"
     from numba_impl.kernels import tiled
 
     tile = tile_for(problem)
@@ -26,13 +27,17 @@ def supports(problem: Problem):
 def pays(problem: Problem):
     """Whether the kernel is predicted to be faster than torch's convolution with the pointwise kernel, and if not, why.
 
-    Few cells and many input channels make few blocks with long sums, which cuDNN splits.
+    Few cells and many input channels make few blocks with long sums, which cuDNN splits. Where PyTorch's flags permit TF32,
+    and cuDNN may use it, the result follows eager's; asked for by name, it is there for speed alone.
     """
     from numba_impl.kernels import tiles
 
+    permitted = cuda_support.precision(problem)
+    if problem.by_flags and permitted != "fp32":
+        return False, f"it computes in strict fp32, and eager {permitted} by PyTorch's flags"
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
     own = tiles.cycles(problem.geometry, tile_for(problem), problem.size, multiprocessors)
-    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors)
+    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors, permitted)
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 

@@ -178,13 +178,7 @@ def test_bad_input(error, words, call):
             "'tiled' float16",
             lambda: ModelNumba(**SIZES, backend="tiled").cuda().half()(torch.ones(1, 4, 5, 6, device="cuda").half()),
         ),
-        ("'tiled' tf32", lambda: tf32_by_the_tiled_kernel()),
     ],
 )
 def test_bad_input_on_the_gpu(words, call):
     check(ValueError, words, call)
-
-
-def tf32_by_the_tiled_kernel():
-    with torch.no_grad():
-        return ModelNumba(**SIZES, backend="tiled", precision="tf32").cuda()(torch.ones(1, 4, 5, 6, device="cuda"))

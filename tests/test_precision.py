@@ -49,6 +49,14 @@ def test_tf32_where_asked_or_permitted(precision, flag, backend, large, conv_pre
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "flag"), [("tf32", "ieee"), (None, "tf32")])
+def test_the_tiled_kernel_is_strict_where_tf32_is_permitted(precision, flag, large, conv_precision):
+    conv_precision(flag)
+    case, *tensors = large
+    assert is_strict(apply(*tensors, case, precision=precision, backend="tiled"), case, *tensors)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("allowed", [True, False])
 def test_the_old_flag_counts_and_stays(allowed, large, conv_precision):
     case, *tensors = large

@@ -76,7 +76,6 @@ def draw_case(draw: Draw, device, backend, layers=None) -> Case:
     bias = not draw.rarely(3)
     options = {} if dtype in ("float16", "bfloat16") else _draw_gradient(draw, bias)
     form = draw.pick(CHOICES["form"])
-    precision = draw.pick(("fp32", "fp32", "flags") if forced == "tiled" else CHOICES["precision"])
     return Case(
         **geometry | options | _draw_values(draw, dtype, "gradient" in options),
         x=(1 if form == "unbatched" else batch, in_channels, height, width),
@@ -87,7 +86,7 @@ def draw_case(draw: Draw, device, backend, layers=None) -> Case:
         dtype=dtype,
         layout=draw.pick(CHOICES["layout"]) if draw.rarely(2) else "contiguous",
         weight_layout=draw.pick(CHOICES["weight_layout"]) if draw.rarely(3) else "contiguous",
-        precision=precision,
+        precision=draw.pick(CHOICES["precision"]),
         backend=forced,
         form=form,
         place=draw.pick(CHOICES["place"]) if device == "cuda" else "plain",

@@ -23,9 +23,9 @@ MOST_TAPS, LARGEST_BODY = 128, 1600
 ONE_WARP, MANY_WARPS = 0.5, 0.72
 SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
 OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
-# The same of cuDNN in fp32 and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle
-# where it is a convolution and where it is a matrix product.
-COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT = 24_000, 64, 120
+# The same of cuDNN and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle in fp32 where it
+# is a convolution and where it is a matrix product, and in TF32, which varies: the most that was seen.
+COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT, COMPOSITE_TF32 = 24_000, 64, 120, 512
 
 
 @functools.lru_cache(maxsize=1024)
@@ -142,10 +142,11 @@ def cycles(geometry, tile, size, multiprocessors):
     return time if tile.col_groups == max(COL_GROUPS) else time * SHORT_RUNS
 
 
-def composite_cycles(geometry, size, multiprocessors):
-    """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison."""
+def composite_cycles(geometry, size, multiprocessors, precision):
+    """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison; in TF32 the least."""
     batch, in_channels, out_channels, height, width = size
     outputs = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width) * out_channels
     operations = 2 * outputs * in_channels * geometry.taps / geometry.parities
     rate = COMPOSITE_PRODUCT if geometry.taps == geometry.parities == 1 else COMPOSITE_CONVOLUTION
+    rate = rate if precision == "fp32" else COMPOSITE_TF32
     return COMPOSITE_START + operations / (rate * multiprocessors)
