@@ -35,13 +35,12 @@ def supports(problem: Problem):
 def pays(problem: Problem):
     """Whether the kernel is predicted to be faster than the tiled one, and if not, why.
 
-    Its blocks start with the weights, 147 KB in fp32, split by a kernel before it: too much for a few cells. Where eager
-    computes in TF32 by PyTorch's flags, it serves in any case: the tiled kernel has fp32 alone.
+    Its blocks start with the weights, 147 KB in fp32, split by a kernel before it: too much for a few cells.
     """
     from numba_impl.kernels import hopper, tiles
 
     tile = backend_tiled.tile_for(problem)
-    if tile is None or (problem.by_flags and precision(problem) != "fp32"):
+    if tile is None:
         return True, ""
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
     own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)

@@ -27,17 +27,13 @@ def supports(problem: Problem):
 def pays(problem: Problem):
     """Whether the kernel is predicted to be faster than torch's convolution with the pointwise kernel, and if not, why.
 
-    Few cells and many input channels make few blocks with long sums, which cuDNN splits. Where PyTorch's flags permit TF32,
-    and cuDNN may use it, the result follows eager's; asked for by name, it is there for speed alone.
+    Few cells and many input channels make few blocks with long sums, which cuDNN splits; and it may use TF32.
     """
     from numba_impl.kernels import tiles
 
-    permitted = cuda_support.precision(problem)
-    if problem.by_flags and permitted != "fp32":
-        return False, f"it computes in strict fp32, and eager {permitted} by PyTorch's flags"
     multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
     own = tiles.cycles(problem.geometry, tile_for(problem), problem.size, multiprocessors)
-    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors, permitted)
+    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors, cuda_support.cudnn_precision(problem))
     return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
 
 

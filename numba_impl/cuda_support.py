@@ -8,8 +8,8 @@ import torch
 from numba_impl.problem import Problem
 
 MINIMUM_CAPABILITY = (8, 0)  # cp.async, min.NaN and max.NaN
-# Where PyTorch's flags permit TF32, cuDNN uses it from so many cells times input channels on, with less than 16 of them and with
-# more: for a kernel, stride and padding, and for multiples of 8 up to 64 channels (cuDNN 9.19, H200).
+# Where it may, cuDNN uses TF32 from so many cells times input channels on, with less than 16 of them and with more. That is sure
+# for a kernel, stride and padding, and for multiples of 8 up to 64 channels (cuDNN 9.19, H200).
 TF32_AXIS, TF32_WORK = (3, 2, 1), (2**21, 2**18)
 
 
@@ -34,9 +34,13 @@ def precision(problem: Problem) -> str:
     axes, channels = (problem.geometry.rows, problem.geometry.cols), (problem.in_channels, problem.out_channels)
     known = all((axis.kernel_size, axis.stride, axis.padding) == TF32_AXIS for axis in axes)
     known = known and all(count % 8 == 0 and count <= 64 for count in channels)
+    return cudnn_precision(problem) if problem.by_flags and known else problem.precision
+
+
+def cudnn_precision(problem: Problem) -> str:
+    """In which precision cuDNN is expected to compute."""
     work = problem.batch * problem.height * problem.width * problem.in_channels
-    small = known and work < TF32_WORK[problem.in_channels >= 16]
-    return "fp32" if problem.by_flags and small else problem.precision
+    return "fp32" if work < TF32_WORK[problem.in_channels >= 16] else problem.precision
 
 
 def record_stream(*tensors):

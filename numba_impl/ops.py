@@ -40,7 +40,7 @@ BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
 
 @torch.library.custom_op("numba_impl::layer_backward", mutates_args=(), schema=BACKWARD)
 def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
-    """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions in the forward's precision."""
+    """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions, in TF32 where the forward might be."""
     constants, parts = layer_constants(add_value, scale), []
     images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
@@ -98,7 +98,7 @@ def _(gy, x, weight, bias, *settings_and_wanted):
 def _setup(ctx, inputs, output):
     x, weight, bias, *numbers, precision, backend = inputs
     if precision is None and not torch.compiler.is_compiling():
-        precision = dispatch.precision(_plan(x, weight, bias, *numbers[:3], None, backend).problem, backend)
+        precision = cuda_support.precision(_plan(x, weight, bias, *numbers[:3], None, backend).problem)
     ctx.save_for_backward(x, weight, bias)
     ctx.settings = *numbers, precision, backend
 

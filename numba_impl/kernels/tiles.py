@@ -24,8 +24,10 @@ ONE_WARP, MANY_WARPS = 0.5, 0.72
 SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
 OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
 # The same of cuDNN and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle in fp32 where it
-# is a convolution and where it is a matrix product, and in TF32, which varies: the most that was seen.
-COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT, COMPOSITE_TF32 = 24_000, 64, 120, 512
+# is a convolution and where it is a matrix product, and in TF32 at stride 1. At other strides TF32 takes the same time for
+# whatever taps and up to 128 output channels: cycles of a multiprocessor for a pixel of the output and an input channel.
+COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT = 24_000, 64, 120
+COMPOSITE_TF32, COMPOSITE_TF32_CHANNELS, COMPOSITE_TF32_PIXEL = 1700, 128, 1.3
 
 
 @functools.lru_cache(maxsize=1024)
@@ -145,8 +147,10 @@ def cycles(geometry, tile, size, multiprocessors):
 def composite_cycles(geometry, size, multiprocessors, precision):
     """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison; in TF32 the least."""
     batch, in_channels, out_channels, height, width = size
-    outputs = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width) * out_channels
-    operations = 2 * outputs * in_channels * geometry.taps / geometry.parities
+    pixels = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width)
+    if precision == "tf32" and geometry.parities > 1:
+        passes = -(-out_channels // COMPOSITE_TF32_CHANNELS)
+        return COMPOSITE_START + pixels * in_channels * passes * COMPOSITE_TF32_PIXEL / multiprocessors
+    operations = 2 * pixels * out_channels * in_channels * geometry.taps / geometry.parities
     rate = COMPOSITE_PRODUCT if geometry.taps == geometry.parities == 1 else COMPOSITE_CONVOLUTION
-    rate = rate if precision == "fp32" else COMPOSITE_TF32
-    return COMPOSITE_START + operations / (rate * multiprocessors)
+    return COMPOSITE_START + operations / ((rate if precision == "fp32" else COMPOSITE_TF32) * multiprocessors)
