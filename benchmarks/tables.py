@@ -141,8 +141,8 @@ def ours(work: Work, precision, names):
             found.append(Contender(name, precision, True, build))
             continue
         ok, reason = dispatch.BACKENDS[name].supports(problem)
-        if ok and dispatch.precision(problem, name) != precision:
-            ok, reason = False, f"it computes in {dispatch.precision(problem, name)}, also where {precision} is permitted"
+        if ok and (computes := dispatch.precision(problem, name)) != precision:
+            ok, reason = False, f"it computes in {computes}, also where {precision} is permitted"
         if ok:
             found.append(Contender(f"backend {name}", precision, True, functools.partial(build_forced, work, problem, name)))
         else:

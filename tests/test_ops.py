@@ -124,6 +124,25 @@ def test_tf32_gradients_through_the_hopper_kernel(hopper):
     check_gradients(HOPPERS, "cuda", "hopper", "tf32", tolerance=0.1)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("flag", "later"), [("tf32", "ieee"), ("ieee", "tf32")])
+def test_the_flag_at_the_forward_holds_for_the_backward(flag, later, conv_precision):
+    """Also where the forward is computed in strict fp32 in any case."""
+    case = Case((8, 64, 128, 128), 64, 3, 2, 1, 1)  # large enough that cuDNN uses TF32 where it may
+    x, weight, bias = leaves(case, "cuda")
+    gy = torch.randn(case.output_shape, device="cuda")
+
+    def gradient(precision, flag):
+        conv_precision(flag)
+        y = apply(x, weight, bias, case, precision=precision, backend="tiled")
+        conv_precision(later)
+        return torch.autograd.grad(y, x, gy)[0]
+
+    got, strict, tf32 = gradient(None, flag), gradient("fp32", later), gradient("tf32", later)
+    want, other = (tf32, strict) if flag == "tf32" else (strict, tf32)
+    assert (got - want).norm() < 0.1 * (got - other).norm()
+
+
 @every_device
 def test_gradients_of_the_operator_on_the_reference(device):
     """As the compiler has it where no backend serves."""

@@ -37,11 +37,13 @@ def test_fp32_is_strict_whatever_the_flag(flag, backend, large, conv_precision, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["composite", "reference", None])
+@pytest.mark.parametrize("backend", ["hopper", "composite", "reference"])
 @pytest.mark.parametrize(("precision", "flag"), [("tf32", "ieee"), ("tf32", "tf32"), (None, "tf32")])
-def test_tf32_where_asked_or_permitted(precision, flag, backend, large, conv_precision):
+def test_tf32_where_asked_or_permitted(precision, flag, backend, large, conv_precision, request):
     conv_precision(flag)
     case, *tensors = large
+    if backend == "hopper":
+        request.getfixturevalue("hopper")
     y = apply(*tensors, case, precision=precision, backend=backend)
     assert not is_strict(y, case, *tensors), "TF32 was permitted and not used"
     check_layer(y, *tensors, case.geometry, Constants(-0.5, 2.0), precision="tf32")
@@ -61,7 +63,7 @@ def test_the_tiled_kernel_is_strict_where_tf32_is_permitted(precision, flag, lar
 def test_the_old_flag_counts_and_stays(allowed, large, conv_precision):
     case, *tensors = large
     torch.backends.cudnn.allow_tf32 = allowed
-    assert is_strict(apply(*tensors, case, precision=None), case, *tensors) is not allowed
+    assert is_strict(apply(*tensors, case, precision=None, backend="composite"), case, *tensors) is not allowed
     for precision in ("fp32", "tf32"):
         apply(*tensors, case, precision=precision, backend="composite")
         assert torch.backends.cudnn.allow_tf32 is allowed
