@@ -28,8 +28,8 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     x: [N, C_in, H, W] or [C_in, H, W]; weight: [C_in, C_out, KH, KW]; bias: [C_out] or None; one
     floating-point dtype and device, any strides, none is modified. ``stride``, ``padding`` and
     ``output_padding`` are ints or pairs as in ``torch.nn.functional.conv_transpose2d``.
-    ``precision``: "fp32", "tf32", or None for what PyTorch's flags permit; ``backend``: a name of
-    ``dispatch.BACKENDS`` forces it. Returns [N, C_out, H_out, W_out] (or without N), which shares no memory with them.
+    ``precision``: "fp32", "tf32" (a permission), or None for what PyTorch's flags permit; ``backend``:
+    a name of ``dispatch.BACKENDS`` forces it. Returns [N, C_out, H_out, W_out] (or without N), which shares no memory with them.
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
