@@ -12,6 +12,7 @@ import torch
 from numba_impl import backend_tiled, cuda_support, dispatch
 from numba_impl.fuzz import draw, search
 from numba_impl.fuzz.__main__ import main
+from numba_impl.fuzz.bounds import Rules
 from numba_impl.fuzz.case import CHOICES, Case, parse_case
 from tests.test_channel_sum import small_pieces  # noqa: F401
 from tests.test_pointwise_backward import NUMPY_WARNS
@@ -147,6 +148,13 @@ def test_faults_are_found(fault, monkeypatch, capsys):
     assert main(["--case", ONE]) == 0
     monkeypatch.setattr(dispatch.BACKENDS["cpu"], "run", run)
     assert main(["--case", ONE]) == 1
+
+
+@pytest.mark.parametrize(("precision", "permitted"), [("tf32", True), ("fp32", False)])
+def test_where_tf32_is_permitted_the_tiled_kernel_is_held_to_fp32(precision, permitted):
+    rules = {name: Rules.of(Case(device="cuda", precision=precision), name) for name in ("hopper", "tiled", "composite")}
+    assert {name for name, rule in rules.items() if rule.tf32} == ({"hopper", "composite"} if permitted else set())
+    assert all(bool(rule.gradients_tf32) == permitted for rule in rules.values())
 
 
 @pytest.mark.parametrize("gradient", ["x", "w", "b"])

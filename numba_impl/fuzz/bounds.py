@@ -2,9 +2,9 @@
 
 *Pre-activation.* T products of either sign, summed in any order, are off by a random walk of 0.3 u sqrt(T) spread (root
 mean square), where spread = sqrt(sum of the squared products): 8 u sqrt(T) spread bounds each value, which is 27 times
-that. TF32 adds 4 * 2^-11 spread, underflow T times the smallest normal number. The tensor-core kernel scales the pixels'
-largest |x|, and cuDNN may transform whole images (Winograd, FFT): theirs may be off by 4 u T max |x| max |w| instead,
-over a pixel or an image, and over an output channel.
+that. TF32, of which the tiled kernel makes no use, adds 4 * 2^-11 spread, underflow T times the smallest normal number.
+The tensor-core kernel scales the pixels' largest |x|, and cuDNN may transform whole images (Winograd, FFT): theirs may be
+off by 4 u T max |x| max |w| instead, over a pixel or an image, and over an output channel.
 
 *Output.* What the epilogue makes of that interval, widened by its own rounding: |v| u where v < 0, as exp's argument is
 rounded, and 8 u of mish; 4 u of add_value and of the result. In L2 the error is at most u (sqrt(T) + 8) of what is summed,
@@ -59,7 +59,8 @@ class Rules(NamedTuple):
     u: float
     tiny: float
     largest: float
-    tf32: float  # error of a product
+    tf32: float  # error of a product of the pre-activation
+    gradients_tf32: float  # and of the gradients', which are torch's convolutions
     cudnn: bool
     constants: Constants
 
@@ -68,11 +69,12 @@ class Rules(NamedTuple):
         info = torch.finfo(getattr(torch, case.dtype))
         cudnn = case.device == "cuda" and name in ("composite", "reference")
         permitted = case.device == "cuda" and case.dtype == "float32"
-        tf32 = permitted and resolve_precision(precision_of(case), torch.device("cuda")) == "tf32"
+        permitted = permitted and resolve_precision(precision_of(case), torch.device("cuda")) == "tf32"
+        tf32 = 4 * TF32_U if permitted else 0.0
         tiny = info.smallest_normal if case.dtype != "float16" else 2.0**-24  # its denormals are never flushed
         kept = torch.float64 if case.dtype == "float64" else torch.float32  # of the constants
         constants = Constants(*(torch.tensor(value, dtype=kept).item() for value in Constants.of(case.add, case.scale)))
-        return cls(info.eps / 2, tiny, info.max, 4 * TF32_U if tf32 else 0.0, cudnn, constants)
+        return cls(info.eps / 2, tiny, info.max, 0.0 if name == "tiled" else tf32, tf32, cudnn, constants)
 
 
 def check(case, name, tensors, y, gradients):
@@ -202,7 +204,7 @@ def check_gradients(case, name, rules, truth, wide, gradients):
         backward(g.square(), x.square(), weight.square()),
     )
     by_flags = name == "reference" and resolve_precision(None, x.device) == "tf32"  # as torch differentiates the eager chain
-    tf32 = 4 * TF32_U if by_flags else rules.tf32
+    tf32 = 4 * TF32_U if by_flags else rules.gradients_tf32
     pixels = g.shape[0] * x.shape[2] * x.shape[3]
     terms = case.out * math.prod(case.kernel), pixels, g.shape[0] * math.prod(g.shape[2:])
     top_g, top_x, top_w = (t.abs().max().item() if t.numel() else 0.0 for t in (g, x, weight))
