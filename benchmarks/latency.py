@@ -8,7 +8,8 @@ from benchmarks.measure import Work
 from benchmarks.peers import Plain
 from benchmarks.results import Case, Timing
 from model_numba import ModelNumba
-from numba_impl import dispatch, functional, ops
+from numba_impl import autograd as ops
+from numba_impl import dispatch, functional
 from numba_impl.problem import kinds, layer_constants, modes
 
 CASES = tuple(Case(shape, 64) for shape in ((1, 64, 8, 8), (1, 64, 32, 32), (8, 64, 32, 32), (16, 64, 64, 64)))
@@ -85,7 +86,7 @@ def parts(model, x, milliseconds) -> dict[str, float]:
 
 def recorded(function) -> list:
     """The arguments of every launch of our kernels in a call. Its memory is freed: repeat them before others use it."""
-    from numba_impl import launch
+    from numba_impl.cuda import kernel as launch
 
     plain, found = launch.launch, []
     launch.launch = lambda *args: found.append(args)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.results import Case, Errors
-from numba_impl import reference
+from numba_impl.backends import reference
 from numba_impl.problem import Constants
 
 UNCLAMPED = Constants(0.0, 1.0, -float("inf"), float("inf"))  # plain mish: no clamp hides an error

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.measure import UNCLAMPED, Contender, Work
-from numba_impl import reference
+from numba_impl.backends import reference
 from numba_impl.problem import Constants, Geometry
 
 

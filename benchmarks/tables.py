@@ -10,7 +10,8 @@ from benchmarks.measure import UNCLAMPED, Contender, Work, WrongResult, check, d
 from benchmarks.results import Case, Row, Table
 from benchmarks.timer import Timer
 from model_numba import ModelNumba
-from numba_impl import dispatch, functional, reference
+from numba_impl import dispatch, functional
+from numba_impl.backends import reference
 
 MODEL = "model"  # ModelNumba with dispatch's own choice
 NAMES = (*dispatch.BACKENDS, MODEL)

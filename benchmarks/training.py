@@ -5,7 +5,7 @@ import torch
 from benchmarks import measure
 from benchmarks.measure import OUTPUT_BOUND, UNCLAMPED, Contender, Gradients, Work
 from benchmarks.results import Errors
-from numba_impl import reference
+from numba_impl.backends import reference
 
 BOUND = {"fp32": 1e-4, "tf32": 1e-2}  # relative L2 of a gradient: TF32's is 3e-4
 EDGE = OUTPUT_BOUND["tf32"]  # nearer to a bound of the clamp than this, rounding decides on which side a value lies

@@ -12,8 +12,10 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from numba_impl import fragments, scaling
-from numba_impl.kernels import hopper, split
+from numba_impl.backends.hopper import kernel as hopper
+from numba_impl.backends.hopper import scaling
+from numba_impl.backends.hopper import weights as split
+from numba_impl.cuda import fragments
 from numba_impl.problem import Axis, Geometry
 
 FOLDER = Path(__file__).parent / "figures"

@@ -36,7 +36,7 @@ The layers, from the top; each imports only from below:
     errors              a kernel that does not compile or load
 """
 
-import numba_impl.cache  # noqa: F401 - before the sources whose state it records
+import numba_impl.cuda.cache  # noqa: F401 - before the sources whose state it records
 from numba_impl.functional import conv_transpose2d_mish_add_hardtanh_scale, mish_add_hardtanh_scale
 
 __all__ = ["conv_transpose2d_mish_add_hardtanh_scale", "mish_add_hardtanh_scale"]

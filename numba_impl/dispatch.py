@@ -21,7 +21,12 @@ from dataclasses import dataclass
 
 import torch
 
-from numba_impl import backend_composite, backend_cpu, backend_hopper, backend_tiled, cuda_support, reference
+from numba_impl import gpu as cuda_support
+from numba_impl.backends import cpu as backend_cpu
+from numba_impl.backends import reference
+from numba_impl.backends.composite import backend as backend_composite
+from numba_impl.backends.hopper import backend as backend_hopper
+from numba_impl.backends.tiled import backend as backend_tiled
 from numba_impl.errors import KernelError
 from numba_impl.problem import Problem
 

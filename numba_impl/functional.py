@@ -2,7 +2,10 @@
 
 import torch
 
-from numba_impl import cuda_support, dispatch, ops, reference
+from numba_impl import autograd as ops
+from numba_impl import dispatch
+from numba_impl import gpu as cuda_support
+from numba_impl.backends import reference
 from numba_impl.problem import (
     Constants,
     Geometry,

@@ -5,7 +5,8 @@ import sys
 
 import torch
 
-from numba_impl import cache, dispatch, functional
+from numba_impl import dispatch, functional
+from numba_impl.cuda import cache
 from numba_impl.problem import PRECISIONS
 
 

@@ -19,7 +19,7 @@ Which side of the clamp v lies on, the fp32 forward decides; where it is not at 
 
 import torch
 
-from numba_impl import reference
+from numba_impl.backends import reference
 from numba_impl.problem import Constants, Geometry
 
 U = 2.0**-24

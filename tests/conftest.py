@@ -16,9 +16,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from numba_impl import dispatch, launch
+from numba_impl import dispatch
+from numba_impl.cuda import kernel as launch
 
-pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.intrinsics")
+pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.cuda.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes

@@ -7,9 +7,14 @@ import time
 
 import torch
 
-from numba_impl import dispatch, tensor_map
-from numba_impl.kernels import channel_sum, hopper, pointwise, pointwise_backward, split
-from numba_impl.packing import unpack_split
+from numba_impl import dispatch
+from numba_impl.backends.composite import channel_sum
+from numba_impl.backends.composite import elementwise as pointwise
+from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+from numba_impl.backends.hopper import kernel as hopper
+from numba_impl.backends.hopper import weights as split
+from numba_impl.backends.tiled.weights import unpack_split
+from numba_impl.cuda import tensor_map
 from tests.accuracy import U, check_epilogue, check_epilogue_gradient, check_layer, check_layer_gradient
 from tests.cases import CLAMPED, Case, problem
 

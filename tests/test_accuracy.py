@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_impl import reference
+from numba_impl.backends import reference
 from tests.accuracy import check_epilogue, check_layer, pre_activation, to_tf32
 from tests.cases import CLAMPED, OPEN, Case
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from model_numba import ModelNumba
-from numba_impl import reference
+from numba_impl.backends import reference
 from tests.cases import IMPORTS, SIZES, assert_same, bits, eager, every_device
 
 SECONDS = 60  # a process that takes longer hangs

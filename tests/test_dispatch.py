@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import backend_tiled, cuda_support, dispatch, launch
+from numba_impl import dispatch
+from numba_impl import gpu as cuda_support
+from numba_impl.backends.tiled import backend as backend_tiled
+from numba_impl.cuda import kernel as launch
 from numba_impl.problem import PRECISIONS, Constants
 from tests.accuracy import check_layer
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, apply, problem

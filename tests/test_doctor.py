@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from numba_impl import __main__, backend_cpu, cache
+from numba_impl import __main__
+from numba_impl.backends import cpu as backend_cpu
+from numba_impl.cuda import cache
 from numba_impl.doctor import findings, probes, report
 from numba_impl.doctor.probes import Caches, Driver, Facts, Gpu, Library
 from tests.cases import IMPORTS

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_impl import launch
+from numba_impl.cuda import kernel as launch
 from tests import every_kernel
 
 KERNELS = {"pointwise", "pointwise_backward", "split", "channel_sum", "tiled", "tiled_backward", "hopper", "hopper_backward"}

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl.kernels import pointwise, tiled
-from numba_impl.kernels.tiled import Tile
+from numba_impl.backends.composite import elementwise as pointwise
+from numba_impl.backends.tiled import kernel as tiled
+from numba_impl.backends.tiled.kernel import Tile
 from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue, check_layer
 from tests.cases import OPEN, Case, assert_same, captured

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import cuda_support, dispatch, mish_add_hardtanh_scale, reference
+from numba_impl import dispatch, mish_add_hardtanh_scale
+from numba_impl import gpu as cuda_support
+from numba_impl.backends import reference
 from numba_impl.errors import KernelError
 from numba_impl.problem import Constants
 from tests.accuracy import check_epilogue, check_layer
@@ -102,7 +104,7 @@ def test_the_epilogue_alone(inplace, device, monkeypatch):
 )
 def test_memory_that_lacks_is_torchs_error(words, kind, monkeypatch):
     """Its backend stays in service: there may be memory for the next call."""
-    from numba_impl import launch
+    from numba_impl.cuda import kernel as launch
 
     def fail(**options):
         raise RuntimeError(words)
@@ -143,8 +145,8 @@ def test_what_the_compiler_says_is_in_the_error(fault, words, compiler, monkeypa
     """Without a GPU: compiled and assembled, but not loaded."""
     from numba.cuda.codegen import CUDACodeLibrary
 
-    from numba_impl import launch
-    from numba_impl.kernels import split
+    from numba_impl.backends.hopper import weights as split
+    from numba_impl.cuda import kernel as launch
 
     def load():
         kernel = split.build.__wrapped__()
@@ -166,7 +168,10 @@ def test_what_the_compiler_says_is_in_the_error(fault, words, compiler, monkeypa
 @compiler_faults
 def test_a_compiler_that_fails(fault, words, monkeypatch, tmp_path):
     """Every kernel's first launch, with none kept on disk."""
-    from numba_impl.kernels import channel_sum, pointwise, pointwise_backward, tiled
+    from numba_impl.backends.composite import channel_sum
+    from numba_impl.backends.composite import elementwise as pointwise
+    from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+    from numba_impl.backends.tiled import kernel as tiled
 
     cuda_support.missing_libraries()  # not missed, when they were looked for
     for builder in [tiled.plan, tiled.build, pointwise.build, pointwise_backward.build, channel_sum.build]:
@@ -187,7 +192,7 @@ def test_a_compiler_that_fails(fault, words, monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 def test_more_shared_memory_than_there_is():
-    from numba_impl.kernels import split
+    from numba_impl.backends.hopper import weights as split
 
     weight = torch.randn(8, 8, 3, 3, device="cuda")
     with pytest.raises(KernelError, match="1048576 bytes of shared memory a block refused on cuda:0: CUDA_ERROR"):
@@ -196,7 +201,7 @@ def test_more_shared_memory_than_there_is():
 
 @pytest.mark.gpu
 def test_too_little_shared_memory(monkeypatch):
-    from numba_impl import launch
+    from numba_impl.cuda import kernel as launch
 
     x = torch.randn(1, 256, 8, 8, device="cuda")
     model = ModelNumba(256, 64, 4, 2, 1, 0, -0.5, 2, precision="fp32", backend="tiled").cuda()
@@ -230,7 +235,7 @@ import torch
 from numba.cuda import types
 from model_numba import ModelNumba
 from numba_impl import mish_add_hardtanh_scale
-from numba_impl.launch import Kernel
+from numba_impl.cuda.kernel import Kernel
 
 def stray(x):
     x[1 << 40] = x[0]

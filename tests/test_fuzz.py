@@ -9,14 +9,16 @@ import sys
 import pytest
 import torch
 
-from numba_impl import backend_tiled, cuda_support, dispatch
+from numba_impl import dispatch
+from numba_impl import gpu as cuda_support
+from numba_impl.backends.tiled import backend as backend_tiled
 from numba_impl.fuzz import draw, search
 from numba_impl.fuzz.__main__ import main
 from numba_impl.fuzz.bounds import Rules
 from numba_impl.fuzz.case import CHOICES, Case, parse_case
-from tests.test_channel_sum import small_pieces  # noqa: F401
-from tests.test_pointwise_backward import NUMPY_WARNS
-from tests.test_tiled import SMALL
+from tests.backends.composite.test_channel_sum import small_pieces  # noqa: F401
+from tests.backends.composite.test_elementwise_gradient import NUMPY_WARNS
+from tests.backends.tiled.test_kernel import SMALL
 
 START = "python -m numba_impl.fuzz --case "
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl import mish_add_hardtanh_scale, reference
+from numba_impl import mish_add_hardtanh_scale
+from numba_impl.backends import reference
 from numba_impl.problem import Constants
 from tests.cases import SIZES, USUAL, Case, apply, assert_same, eager, every_device
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from numba_impl import dispatch, mish_add_hardtanh_scale, reference
+from numba_impl import dispatch, mish_add_hardtanh_scale
+from numba_impl.backends import reference
 from numba_impl.problem import Geometry
 from tests.accuracy import check_epilogue, check_layer, check_layer_gradient
 from tests.cases import OPEN, Case, problem

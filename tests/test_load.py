@@ -17,8 +17,12 @@ import torch
 
 import numba_impl
 from model_numba import ModelNumba
-from numba_impl import launch, mish_add_hardtanh_scale
-from numba_impl.kernels import hopper, pointwise, split, tiled
+from numba_impl import mish_add_hardtanh_scale
+from numba_impl.backends.composite import elementwise as pointwise
+from numba_impl.backends.hopper import kernel as hopper
+from numba_impl.backends.hopper import weights as split
+from numba_impl.backends.tiled import kernel as tiled
+from numba_impl.cuda import kernel as launch
 from numba_impl.problem import Constants, Geometry
 from tests.accuracy import check_layer
 from tests.cases import captured, every_device
@@ -131,11 +135,11 @@ def test_threads(device):
 # What outlives a call and has no limit of its own: caches without one, and containers that are empty at first, of modules and
 # of their classes' instances. What bounds each:
 BOUNDED_BY = {
-    "numba_impl.cache._note": "the ways in which a directory cannot be used",
-    "numba_impl.cache._toolchain": "it takes no argument",
+    "numba_impl.cuda.cache._note": "the ways in which a directory cannot be used",
+    "numba_impl.cuda.cache._toolchain": "it takes no argument",
     "numba_impl.dispatch._out_of_service": "the backends, times the devices",
-    "numba_impl.launch._loaded": "the devices, for one kernel",
-    "numba_impl.launch._resident": "the kernels that the process has loaded, which stay as long as it does",
+    "numba_impl.cuda.kernel._loaded": "the devices, for one kernel",
+    "numba_impl.cuda.kernel._resident": "the kernels that the process has loaded, which stay as long as it does",
     "numba_impl.fuzz.search.served": "the backends",
     "numba_impl.fuzz.search.failed": "the cases tried in a minute, the time to shrink a failure",
 }

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from model_numba import ModelNew, ModelNumba
-from numba_impl import reference
+from numba_impl.backends import reference
 from tests.cases import SIZES, assert_same, eager, every_device
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import backend_cpu, conv_transpose2d_mish_add_hardtanh_scale, dispatch
+from numba_impl import conv_transpose2d_mish_add_hardtanh_scale, dispatch
+from numba_impl.backends import cpu as backend_cpu
 from numba_impl.errors import KernelError
 from numba_impl.problem import Constants, kinds, modes
 from tests.accuracy import check_layer

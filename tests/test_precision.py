@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from numba_impl import reference
+from numba_impl.backends import reference
 from numba_impl.problem import Constants
 from tests.accuracy import check_layer
 from tests.cases import Case, apply

@@ -3,11 +3,17 @@
 import pytest
 import torch
 
-from numba_impl import backend_cpu, dispatch, tensor_map
-from numba_impl.kernels import channel_sum, pointwise, pointwise_backward, split, tiled
+from numba_impl import dispatch
+from numba_impl.backends import cpu as backend_cpu
+from numba_impl.backends.composite import channel_sum
+from numba_impl.backends.composite import elementwise as pointwise
+from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+from numba_impl.backends.hopper import weights as split
+from numba_impl.backends.tiled import kernel as tiled
+from numba_impl.cuda import tensor_map
+from tests.backends.composite.test_elementwise import FEW
+from tests.backends.tiled.test_kernel import SMALL
 from tests.cases import CLAMPED, GUARD_BITS, Case, Guarded, bits, problem
-from tests.test_pointwise import FEW
-from tests.test_tiled import SMALL
 
 LAYER = Case((1, 3, 3, 5), 5, 3, 2, 1, 1)
 # More than one tile or strip, the last of them a piece; rows that the bulk copy engine loads, and outputs stored by four.
@@ -122,9 +128,9 @@ def test_what_is_allocated_is_poisoned():
 @pytest.mark.parametrize(
     ("device", "name", "launcher"),
     [
-        ("cpu", "cpu", "numba_impl.backend_cpu.activate"),
-        pytest.param("cuda", "tiled", "numba_impl.launch.Launch.__call__", marks=pytest.mark.gpu),
-        pytest.param("cuda", "hopper", "numba_impl.launch.Launch.__call__", marks=pytest.mark.gpu),
+        ("cpu", "cpu", "numba_impl.backends.cpu.activate"),
+        pytest.param("cuda", "tiled", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
+        pytest.param("cuda", "hopper", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
     ],
     ids=["cpu", "tiled", "hopper"],
 )

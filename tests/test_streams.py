@@ -8,7 +8,7 @@ from torch import nn
 
 from model_numba import ModelNumba
 from tests.cases import assert_same, eager
-from tests.test_ops import marked
+from tests.test_autograd import marked
 
 pytestmark = pytest.mark.gpu
 

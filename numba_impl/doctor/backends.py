@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from numba_impl import dispatch, functional, reference
+from numba_impl import dispatch, functional
+from numba_impl.backends import reference
 from numba_impl.doctor.findings import ERROR, Finding, failure_remedy
 from numba_impl.doctor.probes import Facts, attempt
 from numba_impl.problem import PRECISIONS, Constants, Geometry

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from numba_impl import cuda_support
+from numba_impl import gpu as cuda_support
 from numba_impl.doctor.probes import NVVM, Caches, Facts, Library, dotted, numbers
 
 ERROR, WARNING = "error", "warning"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from numba_impl import cache
+from numba_impl.cuda import cache
 
 SHOWN = "torch", "numba", "numba-cuda", "numpy", "cuda-core", "cuda-bindings"
 

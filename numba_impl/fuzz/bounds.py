@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from numba_impl import reference
+from numba_impl.backends import reference
 from numba_impl.fuzz.case import precision_of
 from numba_impl.problem import Constants, resolve_precision
 

@@ -1,1 +1,0 @@
-"""The CUDA kernels, one a file: config, device helpers, kernel, launcher."""

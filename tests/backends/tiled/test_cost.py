@@ -1,0 +1,68 @@
+"""The choice of a tile: whatever the problem, one that the kernel can run, and few for each geometry."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numba_impl.backends.tiled import backend as backend_tiled
+from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, problem
+from tests.test_problem import axes
+
+REGISTERS = 65536  # of a multiprocessor
+
+
+def choose(case, capability=(9, 0)):
+    """The tile for a case on a GPU that need not be here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: GPUS[capability])
+        return backend_tiled.tile_for(problem(case, "cuda"))
+
+
+def check(tile, geometry, capability=(9, 0)):
+    """Assert what the kernel takes for granted of a tile."""
+    gpu = GPUS[capability]
+    assert tile.threads % 32 == 0, "whole warps"
+    assert tile.depth % tile.unroll == 0, "a stage is whole steps"
+    assert tile.depth * geometry.taps * tile.tile_channels % 4 == 0, "a stage of weights is 16-byte copies"
+    assert tile.channels % 4 or tile.tile_channels % 4 == 0, "a thread's weights start at 16 bytes"
+    shared = tile.shared_bytes(geometry)
+    assert shared <= gpu.shared_memory_per_block_optin
+    assert (shared + 1024) * tile.blocks <= gpu.shared_memory_per_multiprocessor
+    sums = geometry.parities * tile.channels * tile.rows * tile.cols
+    assert sums < REGISTERS // (tile.blocks * tile.threads), "the sums stay in registers"
+
+
+@st.composite
+def cases(draw):
+    rows, cols = draw(axes(most=300)), draw(axes(most=300))
+    shape = draw(st.integers(1, 200)), draw(st.integers(1, 600)), rows[0], cols[0]
+    return Case(shape, draw(st.integers(1, 600)), *zip(rows[1:], cols[1:], strict=True))
+
+
+@pytest.mark.parametrize("capability", GPUS, ids=str)
+@pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES], ids=str)
+def test_real_shapes(case, capability):
+    tile = choose(case, capability)
+    assert tile is not None
+    check(tile, case.geometry, capability)
+
+
+@pytest.mark.parametrize("capability", GPUS, ids=str)
+@given(case=cases())
+def test_drawn_problems(case, capability):
+    tile = choose(case, capability)
+    if tile is not None:
+        check(tile, case.geometry, capability)
+
+
+def test_a_kernel_too_large_for_any_tile_is_declined():
+    assert choose(Case((1, 8, 64, 64), 8, 31, 16, 0)) is None
+
+
+@pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES], ids=str)
+def test_few_tiles_for_a_geometry(case):
+    """A network whose image sizes keep changing must not keep compiling."""
+    sizes = [(n, case.x[1], h, w) for n in (1, 2, 7, 16, 128) for h in (1, 5, 16, 33, 128) for w in (1, 4, 9, 30, 256)]
+    variants = (Case(size, case.out_channels, case.kernel_size, case.stride, case.padding, case.output_padding) for size in sizes)
+    assert len({choose(variant) for variant in variants}) <= 6

@@ -1,0 +1,109 @@
+"""What the tests of the primitives share: their kernels, where they run, and how their instructions are checked."""
+
+import re
+
+import pytest
+import torch
+from numba import cuda
+from numba.cuda import types
+
+from numba_impl.cuda import ptx
+from numba_impl.cuda.kernel import Kernel
+from tests.cuda.test_codegen import assemble
+
+THREADS = 128
+FLOATS, INTS, LONGS = (types.CPointer(t) for t in (types.float32, types.int32, types.int64))
+LARGEST = torch.finfo(torch.float32).max
+# The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
+NUMPY_WARNS = "ignore:.*encountered in:RuntimeWarning"
+
+
+def registry():
+    """({name: (kernel, instructions that its PTX must have)}, a decorator that enters a function's kernel there)."""
+    kernels = {}
+
+    def kernel(instructions, *arguments, threads=THREADS, blocks=1):
+        """Decorator: the kernel of a function that takes these arguments; instructions as ``check_instructions`` takes them."""
+
+        def build(function):
+            built = Kernel(function, types.void(*arguments), threads, blocks)
+            kernels[function.__name__] = built, instructions
+            return built
+
+        return build
+
+    return kernels, kernel
+
+
+def unary(kernel, name, instruction, source, result):
+    """The kernel y[i] = primitive(x[i]), made by that decorator."""
+    primitive = getattr(ptx, name)
+
+    def function(x, y, size):
+        i = cuda.grid(1)
+        if i < size:
+            y[i] = primitive(x[i])
+
+    function.__name__ = name
+    return kernel([instruction], source, result, types.int32)(function)
+
+
+def binary(kernel, name, instruction, source, result):
+    """The kernel z[i] = primitive(x[i], y[i]), made by that decorator."""
+    primitive = getattr(ptx, name)
+
+    def function(x, y, z, size):
+        i = cuda.grid(1)
+        if i < size:
+            z[i] = primitive(x[i], y[i])
+
+    function.__name__ = name
+    return kernel([instruction], source, source, result, types.int32)(function)
+
+
+def results(kernel, inputs, dtypes, kernel_device):
+    """What an elementwise kernel makes of the inputs: a tensor of each dtype, on the CPU."""
+    inputs = [t.contiguous().to(kernel_device) for t in inputs]
+    size = inputs[0].numel()
+    outputs = [torch.zeros(size, dtype=dtype, device=kernel_device) for dtype in dtypes]
+    kernel(-(-size // THREADS), *inputs, *outputs, size)
+    return [t.cpu() for t in outputs]
+
+
+def on_hopper(test):
+    """Decorator: a GPU test of instructions that no other GPU need have."""
+    return pytest.mark.gpu(pytest.mark.usefixtures("hopper")(test))
+
+
+def on_both(test):
+    """Decorator: a test for the GPU and for the simulator."""
+    return pytest.mark.gpu(pytest.mark.simulator(pytest.mark.filterwarnings(NUMPY_WARNS)(test)))
+
+
+def assert_near(got, want, bound):
+    """Within a bound of float64; infinite where that is past fp32's range, NaN where that is."""
+    got = got.double()
+    want = torch.where(want.abs() > LARGEST, want.sign() * float("inf"), want)
+    good = torch.where(want.isfinite(), (got - want).abs() <= bound, (got == want) | (got.isnan() & want.isnan()))
+    bad = good.logical_not()
+    assert not bad.any(), f"{bad.sum()} of {bad.numel()} values wrong: got {got[bad][:4]}, want {want[bad][:4]}"
+
+
+def assert_equal(got, want):
+    """Value by value, where NaN equals NaN and zeros have no sign."""
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def check_instructions(kernel, instructions):
+    """Assert that a kernel's PTX has the instructions; then that ptxas takes it, or skip where none reads it.
+
+    In an instruction, % is any register, or an address by one, and ? the letter of a type, which NVVM chooses.
+    """
+    text = kernel.ptx((9, 0, "a"))
+    line = " ".join(text.split())
+    for instruction in instructions:
+        pattern = re.escape(instruction).replace("%", r"%\w+(\+-?\d+)?").replace(r"\?", "[bf]")
+        assert re.search(pattern, line), f"{instruction} is missing:\n{text}"
+    report = assemble(text, (9, 0, "a"))
+    assert "Potential Performance Loss" not in report, report  # it ignores setmaxnreg, or waits for every wgmma
+    assert "0 bytes spill stores, 0 bytes spill loads" in report, report
