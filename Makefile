@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 ARGS ?=
 
-# The CUDA version that the driver serves, nothing without a GPU. It decides torch's build and the extra that matches it.
-CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p')
+# The CUDA version that the driver serves, nothing without a GPU: nvidia-smi calls it "CUDA Version", since driver 610 "CUDA UMD
+# Version". It decides torch's build and the extra that matches it; setup.cfg bounds both.
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA \(UMD \)*Version: *\([0-9]*\).*/\2/p')
 ifeq ($(CUDA),)
 TORCH := torch==2.13.0
 EXTRA := cu13
 else ifeq ($(CUDA),12)
-TORCH := torch>=2.9,<2.11
+TORCH := torch<2.11
 EXTRA := cu12
 else
 TORCH := torch>=2.11

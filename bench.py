@@ -6,7 +6,7 @@ python bench.py --train                              forward and backward, inste
 python bench.py --sweep --json RUN.json              other batches, channels and images, and what the device reaches at its best
 python bench.py --latency                            small calls: the host's time and its parts, and the GPU's
 python bench.py --load RUN.json --markdown           the tables of a kept run
-python bench.py --load RUN.json --plot RUN.svg       its plot: of a sweep lines, of others bars
+python bench.py --load RUN.json --plot RUN.svg       its plot: the lines of a sweep, the bars of another run
 python bench.py --load RUN.json --roofline ROOF.svg  and its roofline
 python bench.py --compare OLD.json                   what moved since a kept run; with --load, between two
 """
@@ -17,16 +17,18 @@ import pathlib
 import secrets
 import shlex
 import sys
+from dataclasses import replace
 
 import torch
 
 from benchmarks import ceilings, compare, latency, machine, plots, report, sweep, tables
-from benchmarks.measure import WrongResult
-from benchmarks.results import Case, Run
+from benchmarks.results import Run, title
 from benchmarks.timer import Timer
-from numba_impl.problem import PRECISIONS
+from numba_impl import oracle
+from numba_impl.arguments import PRECISIONS
+from numba_impl.case import Case
 
-BENCHMARK = Case((128, 64, 128, 128), 64)
+BENCHMARK = Case((128, 64, 128, 128), 64, 3, 2, 1, 1)
 ON_CPU = (4, 64, 64, 64)
 QUICK = (2, 16, 32, 32)
 OTHERS = (
@@ -41,7 +43,7 @@ def main():
     args, device = parse()
     try:
         run = args.load or measure(args, device)
-    except WrongResult as error:
+    except oracle.Wrong as error:
         sys.exit(f"bench.py: refusing to time a wrong kernel: {error}")
     except tables.NothingToTime as error:
         sys.exit(f"bench.py: none of the backends asked for serves: {error}")
@@ -83,7 +85,7 @@ def measure(args, device) -> Run:
 
 
 def kept(text) -> Run:
-    """Type of an option: a run in a file."""
+    """The type of an option: a run in a file."""
     try:
         return Run.load(pathlib.Path(text))
     except (OSError, ValueError) as error:
@@ -91,7 +93,7 @@ def kept(text) -> Run:
 
 
 def numbers(count=None):
-    """Type of an option: ints separated by commas, ``count`` of them, or else one or two."""
+    """The type of an option: ``count`` ints separated by commas; without ``count``, one or two."""
 
     def parse(text):
         values = tuple(map(int, text.split(",")))
@@ -104,7 +106,7 @@ def numbers(count=None):
 
 
 def parse(argv=None):
-    """(arguments, device); wrong ones end the program with a message."""
+    """(arguments, device). Wrong arguments end the program with a message."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", type=numbers(4), metavar="N,C,H,W", help="of x; default: the benchmark shape, on a CPU a smaller one")
@@ -164,20 +166,20 @@ def parse(argv=None):
 
 
 def cases(args, device, parser):
-    """The cases to measure: one from the options, a sweep around it, or the suite."""
+    """The cases to measure: the one of the options, a sweep around it, or the suite."""
     if args.latency:
         return latency.CASES if device.type == "cuda" else latency.CASES[:1]
-    default = QUICK if args.quick else BENCHMARK.shape if device.type == "cuda" else ON_CPU
+    default = QUICK if args.quick else BENCHMARK.x if device.type == "cuda" else ON_CPU
     if args.suite:
-        return [Case(default, BENCHMARK.out_channels), *OTHERS]
+        return [replace(BENCHMARK, x=default), *OTHERS]
     settings = args.kernel, args.stride, args.padding, args.output_padding
     case = Case(args.shape or default, args.out_channels, *settings)
     try:
-        sizes = (*case.shape, *case.output_shape)
+        sizes = (*case.x, *case.output_shape)
     except ValueError as error:
         parser.error(str(error))
     if min(sizes) < 1:
-        parser.error(f"every size must be at least 1, got {case} with output {case.output_shape}")
+        parser.error(f"every size must be at least 1, got {title(case)} with output {case.output_shape}")
     return sweep.cases(case) if args.sweep else [case]
 
 

@@ -1,10 +1,15 @@
 """``ModelNumba``: ConvTranspose2d -> Mish -> Add -> Hardtanh -> Scale as one layer on Numba kernels."""
 
+from typing import Self
+
 import torch
 from torch import nn
 
 from numba_impl import dispatch, functional
-from numba_impl.problem import Constants, Geometry, check_precision, positive_int
+from numba_impl.arguments import check_precision
+from numba_impl.epilogue import Constants
+from numba_impl.functional import Pair
+from numba_impl.problem import Geometry, positive_int
 
 
 class ModelNumba(nn.Module):
@@ -16,7 +21,7 @@ class ModelNumba(nn.Module):
 
     ``kernel_size``, ``stride``, ``padding``, ``output_padding``: ints or pairs, as in torch.
     ``precision``: "fp32", "tf32" (a permission), or None to follow PyTorch's flags at each call.
-    ``backend``: a name of ``numba_impl.dispatch.BACKENDS`` forces it, None lets dispatch choose.
+    ``backend``: a name of ``numba_impl.backends.BACKENDS`` forces it, None lets dispatch choose.
 
     Raises TypeError or ValueError that names the argument; a forced backend that cannot serve an
     input raises ValueError at the call.
@@ -24,18 +29,18 @@ class ModelNumba(nn.Module):
 
     def __init__(
         self,
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride,
-        padding,
-        output_padding,
-        add_value,
-        scale,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair,
+        padding: Pair,
+        output_padding: Pair,
+        add_value: float,
+        scale: float,
         *,
-        precision=None,
-        backend=None,
-    ):
+        precision: str | None = None,
+        backend: str | None = None,
+    ) -> None:
         super().__init__()
         positive_int("in_channels", in_channels)
         positive_int("out_channels", out_channels)
@@ -44,7 +49,15 @@ class ModelNumba(nn.Module):
         self._adopt(conv, add_value, scale, precision, backend)
 
     @classmethod
-    def from_conv(cls, conv, add_value, scale, *, precision=None, backend=None):
+    def from_conv(
+        cls,
+        conv: nn.ConvTranspose2d,
+        add_value: float,
+        scale: float,
+        *,
+        precision: str | None = None,
+        backend: str | None = None,
+    ) -> Self:
         """The layer around a trained ``nn.ConvTranspose2d``, whose parameters it shares.
 
         Raises TypeError for another module, ValueError for groups, dilation or a padding mode other

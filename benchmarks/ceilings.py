@@ -1,15 +1,15 @@
-"""What the device reaches at its best, for the roofline: products of large matrices, and copies of long tensors."""
+"""The highest rates that the device reaches, for the roofline: products of large matrices, and copies of long tensors."""
 
 import torch
 
 from benchmarks.timer import Timer
 
-SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices
+SIDE = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrices
 COPIED = {"cuda": 2**28, "cpu": 2**24}  # fp32 values, several times any cache
 
 
 def measure(timer: Timer) -> dict[str, float]:
-    """GB/s of "memory", each byte read and written, and TFLOP/s by precision; a CPU's fp32 alone."""
+    """{"memory": GB/s read and written, precision: TFLOP/s}; a CPU has fp32 alone."""
     device = timer.device
     source = torch.randn(COPIED[device.type], device=device)
     target = torch.empty_like(source)
@@ -23,7 +23,7 @@ def measure(timer: Timer) -> dict[str, float]:
 
 
 def _product(timer: Timer, operands, precision) -> float:
-    """TFLOP/s; ``precision``: torch's name of what fp32 products may be computed in."""
+    """TFLOP/s of a product; ``precision``: torch's name of the precision that fp32 products may use."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -1,21 +1,21 @@
-"""What moved between two runs: rows of the same case, precision and name."""
+"""What moved between two runs, in rows of the same case, precision and name."""
 
 from dataclasses import dataclass
 
 from benchmarks.grids import aligned, piped
 from benchmarks.results import FURTHER, MAIN, Row, Run, Timing
 
-LEAST = 1.0  # per cent: less than this is no movement, however small the spreads in either run
+LEAST = 1.0  # per cent: a smaller change is no movement, however small the spreads in either run
 HEADING = ["", "precision", "figure", "moved", "old ms", "new ms", "new / old", "old x best peer", "new x best peer", "new / old"]
 LEGEND = f"""\
-x best peer: the shortest time of a peer in the same run, precision and figure, over the row's; it tells a slower GPU from a
-slower kernel. moved: faster or slower in time, ahead or back in that ratio, by more than {LEAST:g} % and by more than the spreads
-together, ± half of p20 to p80, of the times that go into it."""
+x best peer: the shortest time of a peer in the same run, precision and figure, divided by the row's time. It tells a slower GPU
+from a slower kernel. moved: the time is faster or slower, or the row is ahead or back in that ratio, by more than {LEAST:g} %
+and by more than the sum of the spreads of the times that go into it. A spread is half of p20 to p80."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of a quantity, new over old, and by how many per cent it may be off."""
+    """A quantity in the new run over that in the old one, and by how many per cent the ratio may be off."""
 
     value: float
     spread: float
@@ -37,7 +37,7 @@ def over(a: Ratio, b: Ratio) -> Ratio:
 
 
 def report(old: Run, new: Run, markdown=False) -> str:
-    """A table for each case that both have, what only one has, and where the runs differ as a whole."""
+    """What differs between the runs as a whole, a table for each case that both have, and what only one has."""
     lines = [f"Against: {old.command}, seed {old.seed}"]
     for what, of_old, of_new in (("timing", old.method, new.method), ("machine", _machine(old), _machine(new))):
         if of_old != of_new:
@@ -58,7 +58,7 @@ def _machine(run: Run) -> str:
 
 
 def compared(old, new):
-    """Of two tables of a case: (heading and rows, lines on rows that only one has)."""
+    """Two tables of a case: (heading and rows, lines on rows that only one of them has)."""
     before = {(row.kind, row.precision): row for row in old.rows}
     grid, only_new = [HEADING], []
     for row in new.rows:
@@ -80,7 +80,7 @@ def _only(which, rows) -> list[str]:
 
 
 def _cells(old, match: Row, new, row: Row, figure) -> list[str]:
-    """From "moved" on."""
+    """The cells of a row from "moved" on."""
     before, after = match.figure(figure), row.figure(figure)
     time = time_ratio(before, after)
     moved = ["faster" if time.value < 1 else "slower"] if time.moved else []

@@ -1,8 +1,8 @@
-"""A heading and rows of cells, as aligned text and as Markdown. The first ``texts`` columns are text, the others numbers."""
+"""Tables as aligned text and as Markdown: a heading, then rows of cells; the first ``texts`` columns are text, then numbers."""
 
 
 def aligned(grid, texts) -> list[str]:
-    """Numbers to the right, text to the left; the reason in a failed row, which has too few cells, runs on."""
+    """Lines with text to the left and numbers to the right. A failed row has too few cells: its reason runs on."""
     full = [row for row in grid if len(row) == len(grid[0])]
     widths = [max(len(row[i]) for row in (grid if i < texts else full)) for i in range(len(grid[0]))]
 
@@ -14,6 +14,7 @@ def aligned(grid, texts) -> list[str]:
 
 
 def piped(grid, texts) -> str:
+    """A Markdown table."""
     columns = len(grid[0])
     rule = ["---" if i < texts else "---:" for i in range(columns)]
     rows = [grid[0], rule, *grid[1:]]

@@ -1,72 +1,70 @@
-"""Which machine and which versions a run had, and in what state the machine was."""
+"""The machine and the versions that a run had, and the state that the machine was in."""
 
 import importlib.metadata
 import os
 import platform
-import subprocess
 
 import torch
 
-# nvidia-smi's fields. It answers all of a query or nothing: what not every driver knows is asked apart.
-STATE = {
-    "SM clock": "clocks.sm",
-    "memory clock": "clocks.mem",
-    "power": "power.draw",
-    "power limit": "power.limit",
-    "temperature": "temperature.gpu",
-    "performance state": "pstate",
-    "persistence": "persistence_mode",
-}
-CAPPED = {
-    "slowed by power": "clocks_event_reasons_counters.sw_power_cap",
-    "by heat": "clocks_event_reasons_counters.sw_thermal_slowdown",
-}  # microseconds since the driver was loaded: the difference is the run's
-# NVML's clock event reasons, from bit 0 on
-REASONS = (
+try:
+    import pynvml  # NVIDIA's bindings of NVML, the driver's library that nvidia-smi prints from
+except ImportError:
+    pynvml = None  # without the extra bench a run does not know its GPU's clocks and power
+
+REASONS = (  # why a GPU's clocks are below the highest: NVML's names of the bits of a mask, from bit 0 on
     "idle", "application clocks", "power cap", "hardware slowdown", "sync boost", "heat", "hardware heat", "power brake",
     "display clocks",
 )  # fmt: skip
+HARDWARE = {
+    "driver": lambda gpu: pynvml.nvmlSystemGetDriverVersion(),
+    "maximum clock": lambda gpu: f"{pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)} MHz",
+}
+STATE = {
+    "SM clock": lambda gpu: f"{pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)} MHz",
+    "memory clock": lambda gpu: f"{pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM)} MHz",
+    "power": lambda gpu: f"{pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3:.2f} W",
+    "power limit": lambda gpu: f"{pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3:.2f} W",
+    "temperature": lambda gpu: str(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)),
+    "performance state": lambda gpu: f"P{pynvml.nvmlDeviceGetPerformanceState(gpu)}",
+    "persistence": lambda gpu: "Enabled" if pynvml.nvmlDeviceGetPersistenceMode(gpu) else "Disabled",
+    # Counted since the driver was loaded: the difference is the run's.
+    "slowed by power": lambda gpu: _counter(gpu, pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP),
+    "by heat": lambda gpu: _counter(gpu, pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
+    "throttle reasons": lambda gpu: reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)),
+}
 
 
 def name(device) -> str:
-    """The GPU's, or the CPU's."""
+    """The GPU's name, or the CPU's."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{_cpu()}, {torch.get_num_threads()} threads"
 
 
 def machine(device) -> dict:
-    """What is known of the hardware, by name."""
+    """The hardware: {what: value}."""
     known = {"CPU": _cpu(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         gpu = {"GPU": properties.name, "multiprocessors": properties.multi_processor_count}
         gpu["memory"] = f"{properties.total_memory / 2**30:.0f} GiB"
         gpu["L2"] = f"{properties.L2_cache_size / 2**20:.0f} MiB"
-        known = gpu | _nvidia_smi(device, {"driver": "driver_version", "maximum clock": "clocks.max.sm"}) | known
+        known = gpu | _nvml(device, HARDWARE) | known
     return known
 
 
 def state(device) -> dict:
-    """What a figure depends on besides, at this moment: others' work on the cores, the GPU's clocks and power."""
-    known = {"load": f"{os.getloadavg()[0]:.1f}"} if hasattr(os, "getloadavg") else {}
-    if device.type == "cuda":
-        gpu = _nvidia_smi(device, STATE) | _nvidia_smi(device, CAPPED)
-        throttled = _nvidia_smi(device, {"throttle reasons": "clocks_event_reasons.active"})
-        known = gpu | {name: reasons(mask) for name, mask in throttled.items()} | known
-    return known
+    """What figures depend on at this moment: the load of the cores, the GPU's clocks and power; {what: value}."""
+    load = {"load": f"{os.getloadavg()[0]:.1f}"} if hasattr(os, "getloadavg") else {}
+    return _nvml(device, STATE) | load if device.type == "cuda" else load
 
 
-def reasons(mask) -> str:
-    """The names of the bits that are set in a mask of throttle reasons; what is no mask as it is."""
-    try:
-        bits = int(mask, 16)
-    except ValueError:
-        return mask
-    names = [name for bit, name in enumerate(REASONS) if bits >> bit & 1]
-    return " + ".join(names + ["other"] * (bits >= 1 << len(REASONS))) or "none"
+def reasons(mask: int) -> str:
+    """The names of the bits that are set in a mask of throttle reasons."""
+    names = [name for bit, name in enumerate(REASONS) if mask >> bit & 1]
+    return " + ".join(names + ["other"] * (mask >= 1 << len(REASONS))) or "none"
 
 
 def versions() -> dict:
-    """Of the software, by name."""
+    """The software: {what: version}."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
@@ -86,12 +84,27 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
 
 
-def _nvidia_smi(device, fields) -> dict:
-    """``fields`` of the GPU by their names here, or nothing where nvidia-smi does not know one of them."""
-    gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
+def _nvml(device, facts) -> dict:
+    """``facts`` of a GPU, {what: function of NVML's handle}, without those that the driver or the GPU does not know."""
+    known = {}
+    if pynvml is None:
+        return known
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(fields, (value.strip() for value in answer.strip().split(",")), strict=False))
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return known
+    for what, fact in facts.items():
+        try:
+            known[what] = fact(gpu)
+        except pynvml.NVMLError:
+            continue
+    return known
+
+
+def _counter(gpu, field) -> str:
+    """A counter that NVML keeps in nanoseconds."""
+    (found,) = pynvml.nvmlDeviceGetFieldValues(gpu, [field])
+    if found.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(found.nvmlReturn)
+    return f"{found.value.ullVal // 1000} us"

@@ -1,4 +1,4 @@
-"""What the layer is measured against: the same layer in plain PyTorch."""
+"""The peers: the same layer in plain PyTorch."""
 
 import copy
 import functools
@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.measure import UNCLAMPED, Contender, Work
-from numba_impl.backends import reference
-from numba_impl.problem import Constants, Geometry
+from benchmarks.measure import Contender, Work
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE, Constants
+from numba_impl.oracle import BARE
+from numba_impl.problem import Geometry
 
 
 class Plain(nn.Module):
-    """The layer as one writes it."""
+    """The layer as a user of PyTorch writes it."""
 
     def __init__(self, conv: nn.ConvTranspose2d, constants: Constants):
         super().__init__()
@@ -21,14 +22,14 @@ class Plain(nn.Module):
         self.constants = constants
 
     def forward(self, x):
-        return reference.mish_add_hardtanh_scale(self.conv_transpose(x), self.constants)
+        return MISH_ADD_HARDTANH_SCALE.forward(self.conv_transpose(x), self.constants)
 
 
 class PixelShuffle(nn.Module):
-    """The parity split, for kernel 3, stride 2, padding 1 and output padding 1 alone.
+    """The parity split in PyTorch's operations, for kernel 3, stride 2, padding 1 and output padding 1 alone.
 
-    A 2 x 2 convolution computes the four parities of each output channel as four channels, which
-    ``pixel_shuffle`` interleaves.
+    A 2 x 2 convolution computes the four parities of each output channel as four channels. ``pixel_shuffle``
+    interleaves them.
     """
 
     GEOMETRY = Geometry.of(3, 2, 1, 1)
@@ -51,16 +52,16 @@ class PixelShuffle(nn.Module):
         return split.reshape(4 * c_out, c_in, 2, 2)
 
     def forward(self, x):
-        # A cell meets the pixels below and to the right of its own. Padding there alone, by F.pad, is 1 % faster in NCHW, and
-        # slower in channels_last, which is the faster of the two.
+        # A cell meets the pixels below and to the right of its own. F.pad pads there alone: it is 1 % faster in NCHW, but slower
+        # in channels_last, which is the faster format of the two.
         z = F.conv2d(x, self.weight, self.bias, padding=1)[:, :, 1:, 1:]
-        return reference.mish_add_hardtanh_scale(F.pixel_shuffle(z, 2), self.constants)
+        return MISH_ADD_HARDTANH_SCALE.forward(F.pixel_shuffle(z, 2), self.constants)
 
 
 def peers(work: Work, precisions, compiled=True) -> dict[str, list[Contender]]:
-    """By precision, those that make sense on the device and for the geometry, in the order of the table.
+    """{precision: peers that suit the device and the geometry, in the table's order}.
 
-    What is compiled is compiled once: its convolution is cuDNN's, which looks at the precision at each call.
+    A compiled peer is compiled once for all precisions: its convolution is cuDNN's, which looks at the precision at each call.
     """
     if compiled:
         torch._dynamo.reset()  # a fresh compilation for each case, not a more general one
@@ -78,8 +79,8 @@ def peers(work: Work, precisions, compiled=True) -> dict[str, list[Contender]]:
 
 
 def no_pixel_shuffle(work: Work) -> str:
-    """Why the pixel-shuffle rewrite has no row, or nothing."""
-    if work.gradients:
+    """Why the pixel-shuffle rewrite has no row; empty if it has one."""
+    if work.training:
         return "its weights are not the layer's"
     return "" if work.case.geometry == PixelShuffle.GEOMETRY else "it is for k3 s2 p1 op1 alone"
 
@@ -93,6 +94,6 @@ def _build(conv, module, compiled, channels_last, constants):
     layer = module(conv, constants)
     if channels_last:
         layer = copy.deepcopy(layer).to(memory_format=torch.channels_last)  # the other rows share conv
-    if not compiled or constants == UNCLAMPED:  # for the second error a second compilation would take longer than the row
+    if not compiled or constants == BARE:  # a second compilation, for the second error, would take longer than the row
         return layer
     return torch.compile(layer, dynamic=False)

@@ -1,4 +1,4 @@
-"""A run as a picture: bars of its times, the lines of a sweep, and its roofline."""
+"""Plots of a run: bars of its times, the lines of a sweep, and its roofline."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,11 @@ from benchmarks.results import Run, Table
 
 COLOR = {(True, "fp32"): "#1b6ca8", (True, "tf32"): "#8cc1e8", (False, "fp32"): "#6b6b6b", (False, "tf32"): "#c4c4c4"}
 PRECISION = {"fp32": "fp32", "tf32": "TF32"}
-LOOKS = {  # of a row's kind: in blue and green this project, in grey and warm colours PyTorch
+SVG = {
+    "svg.fonttype": "none",  # letters as text, not as curves, which would be most of a file
+    "svg.hashsalt": "benchmarks",  # the same plot is the same file
+}
+LOOKS = {  # {a row's kind: its look}: this project is blue and green, PyTorch grey, orange and red
     "ModelNumba": {"color": "#1b6ca8", "marker": "o", "linewidth": 2.5, "zorder": 3},
     "backend hopper": {"color": "#5aa9e6", "marker": "D"},
     "backend tiled": {"color": "#2a9d8f", "marker": "s"},
@@ -30,21 +34,22 @@ def _figure(path, rows=1, columns=1, **options):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", **options)
-    for each in axes.flat:
-        each.spines[["top", "right"]].set_visible(False)
-    yield figure, axes
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    with matplotlib.rc_context(SVG):
+        figure, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+        for each in axes.flat:
+            each.spines[["top", "right"]].set_visible(False)
+        yield figure, axes
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
 
 
 def times(run: Run, path):
-    """The lines of a sweep, or the bars of any other run."""
+    """Draws the lines of a sweep, or the bars of any other run."""
     (_lines if run.sweep else _bars)(run, path)
 
 
 def _bars(run: Run, path):
-    """A panel a case: a bar of milliseconds for each row, with the 20th and 80th percentiles and the byte floor."""
+    """Draws a panel for each case: a bar of milliseconds for each row, with p20, p80 and the byte floor."""
     from matplotlib.patches import Patch
 
     heights = [len(table.rows) + 2 for table in run.tables]
@@ -78,7 +83,7 @@ def _bars_of(axes, table: Table):
 
 
 def _lines(run: Run, path):
-    """A column an axis of the sweep, a row a precision: the time of every row, and the byte floor."""
+    """Draws the time of every row and the byte floor: axes of the sweep from left to right, precisions one below the other."""
     precisions = list(dict.fromkeys(row.precision for table in run.tables for row in table.rows))
     size = {"figsize": (12, 4 * len(precisions) + 1), "sharex": "col", "sharey": "row"}
     with _figure(path, len(precisions), len(sweep.AXES), **size) as (figure, panels):
@@ -103,16 +108,20 @@ def _lines_of(axes, run: Run, axis, precision):
     axes.plot(list(tables), [table.floor for table in tables.values()], color="black", linestyle=":", label="byte floor")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(list(tables), [str(x) for x in tables])
     axes.grid(alpha=0.3)
     axes.set_title(description, fontsize=9)
 
 
 def roofline(run: Run, path):
-    """FLOP/s of every row over the FLOP a byte of its case, below what memory and products of matrices reached.
+    """Draws the FLOP/s of every row over its case's FLOP a byte, and the ceilings: memory and products of matrices.
 
-    Of a sweep, the cases that differ in channels: the others do as much work a byte as one of them.
+    Only the cases of a sweep that differ in channels are drawn: the others do as much work a byte as one of them.
     """
+    from matplotlib.ticker import LogLocator
+
     memory = run.ceilings["memory"] / 1e3  # TFLOP/s where each byte brings one FLOP
     products = {name: value for name, value in run.ceilings.items() if name != "memory"}
     description, tables = sweep.along("channels", run.tables)
@@ -130,7 +139,11 @@ def roofline(run: Run, path):
             _label(axes, f"{PRECISION.get(name, name)} products {value:.3g} TFLOP/s", (right, value), (0, 3), ha="right")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.grid(alpha=0.3, which="both")
+        axes.minorticks_off()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
         axes.set_xlabel("FLOP a byte: of the parity split, x, weights and y once each")
         axes.set_ylabel("TFLOP/s; filled: fp32, hollow: TF32")
         axes.set_title(f"{run.tables[0].device}; {description}; {run.method}", fontsize=9)
@@ -138,10 +151,10 @@ def roofline(run: Run, path):
 
 
 def _points(axes, table: Table):
-    """Those of one case, above its channels."""
+    """Draws the rows of one case, above its channels."""
     x = table.flop / table.bytes
     axes.axvline(x, color="black", linewidth=0.5, linestyle=":")
-    channels = f"{table.case.shape[1]} → {table.case.out_channels}"
+    channels = f"{table.case.x[1]} → {table.case.out_channels}"
     axes.annotate(channels, (x, 0), (3, 4), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
     for row in table.rows:
         if row.timing:
@@ -155,7 +168,7 @@ def _label(axes, text, point, offset, **options):
 
 
 def _legend(figure, panels):
-    """One for all panels, each label once."""
+    """Draws one legend for all panels, with each label once."""
     handles = {}
     for axes in panels.flat:
         for handle, label in zip(*axes.get_legend_handles_labels()):

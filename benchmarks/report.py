@@ -1,7 +1,7 @@
 """A run as aligned text, and as Markdown."""
 
 from benchmarks.grids import aligned, piped
-from benchmarks.results import FURTHER, MAIN, NOISY, Row, Run, Table, milliseconds
+from benchmarks.results import FURTHER, MAIN, NOISY, Row, Run, Table, milliseconds, output_bytes, title
 
 SPEED = (MAIN, "± %", "x eager", "x best peer")
 REPLAYED = "x best graph"
@@ -10,25 +10,26 @@ TRAINING = ("peak GiB", "gradient relL2")
 SUMMARY = (*SPEED, "graph", REPLAYED, "graph warm")
 SPREAD = f"its spread, half of p20 to p80; ~ marks a figure whose spread exceeds {NOISY:g} %"
 LEGEND = f"""\
-ms: median time of a call, taken as the line "timing" says; ± %: {SPREAD}.
-x eager, x best peer: times as fast, in the same precision. GB/s: x, weights and y once each. TFLOP/s: of the parity split,
-no inserted zeros. % of floor: the time those bytes take at copy_'s rate in this run, over the row's. max error: of the
-output against float64. unclamped relL2: relative L2 error of mish(convolution), with no add, clamp or scale to hide it, of
-compiled peers before compilation. channels_last rows get x in that format, converted beforehand."""
+ms: the median time of a call, measured as the line "timing" says. ± %: {SPREAD}.
+x eager, x best peer: how many times as fast the row is, in the same precision. GB/s: x, weights and y are counted once each.
+TFLOP/s: the parity split's products are counted, no inserted zeros. % of floor: the time that those bytes take at the rate of
+copy_ in this run, divided by the row's time. max error: the largest error of the output against float64. unclamped relL2: the
+relative L2 error of mish(convolution), where no add, clamp or scale hides it; compiled peers are checked before compilation.
+channels_last rows get x in that format; its conversion is not timed."""
 FURTHER_LEGEND = f"""\
-warm: launches on end, L2 as they leave it: the GPU's time or the host's, whichever is longer. graph: a CUDA graph of one
-call, which has no host time, L2 flushed before each replay; {REPLAYED}: times as fast as the best peer's. graph warm: a graph
-of many calls on end, L2 as they leave it."""
+warm: launches on end, with L2 as they leave it: the GPU's time or the host's, whichever is longer. graph: a CUDA graph of one
+call, without host time, with L2 flushed before each replay. {REPLAYED}: how many times as fast the graph is as the best
+peer's. graph warm: a graph of many calls on end, with L2 as they leave it."""
 TRAINING_LEGEND = f"""\
-ms: median time of one step, the forward and then the gradients of x, weight and bias;
+ms: the median time of one step, the forward and then the gradients of x, weight and bias.
 ± %: {SPREAD}.
-x eager, x best peer: times as fast, in the same precision. peak GiB: allocated at the most during a step, over the inputs,
-the weights and y's gradient. gradient relL2: relative L2 error against float64, the largest of the three gradients.
-channels_last rows get x and y's gradient in that format, converted beforehand."""
+x eager, x best peer: how many times as fast the row is, in the same precision. peak GiB: the most memory that is allocated
+during a step, beside the inputs, the weights and y's gradient. gradient relL2: the relative L2 error against float64 of the
+worst of the three gradients. channels_last rows get x and y's gradient in that format; the conversion is not timed."""
 
 
 def columns(table: Table) -> list[str]:
-    """The headings of ``cells``."""
+    """The headings of a table's numbers."""
     if table.training:
         return [*SPEED, *TRAINING]
     further = [name for name in FURTHER if any(row.further.get(name) for row in table.rows)]
@@ -36,13 +37,13 @@ def columns(table: Table) -> list[str]:
 
 
 def cells(table: Table, row: Row) -> dict[str, str]:
-    """A row's numbers by heading; a heading without one is left out."""
-    ms, case = row.timing.median, table.case
+    """{heading: number} of a row, without the headings that it has no number for."""
+    ms = row.timing.median
     found = {
         MAIN: row.timing.digits,
         "± %": f"{row.timing.spread:.1f}",
-        "GB/s": f"{case.bytes / ms / 1e6:.1f}",
-        "TFLOP/s": f"{case.flop / ms / 1e9:.3g}",
+        "GB/s": f"{table.bytes / ms / 1e6:.1f}",
+        "TFLOP/s": f"{table.flop / ms / 1e9:.3g}",
         "% of floor": f"{100 * table.floor / ms:.1f}",
     }
     if eager := table.eager(row.precision):
@@ -68,18 +69,18 @@ def numbers(table: Table, row: Row, headings) -> list[str]:
 
 
 def grid_of(table: Table) -> list[list[str]]:
-    """Heading and rows."""
+    """The heading and the rows of a table."""
     headings = columns(table)
     rows = [[row.name, row.precision, *numbers(table, row, headings)] for row in table.rows]
     return [["", "precision", *headings], *rows]
 
 
 def summary(run: Run) -> list[list[str]]:
-    """The module in every case and precision, below a heading; empty for one case, or without the module."""
+    """A heading and the module's rows of all cases and precisions; empty for one case, or without the module."""
     known = {heading for table in run.tables for heading in columns(table)}
     headings = [heading for heading in SUMMARY if heading in known]
     rows = [
-        [str(table.case), row.precision, row.name, *numbers(table, row, headings)]
+        [title(table.case), row.precision, row.name, *numbers(table, row, headings)]
         for table in run.tables
         for row in table.rows
         if row.kind == "ModelNumba"
@@ -88,9 +89,9 @@ def summary(run: Run) -> list[list[str]]:
 
 
 def sentences(table: Table) -> list[str]:
-    """What a table's rows do not say: its floor, the pointwise kernel, what was left out."""
+    """What a table says beside its rows: the byte floor, the pointwise kernel, what was left out."""
     copy = table.copy.median
-    rate = 2 * table.case.output_bytes / copy / 1e6
+    rate = 2 * output_bytes(table.case) / copy / 1e6
     lines = [
         f"{table.bytes / 1e6:.4g} MB and {table.flop / 1e9:.4g} GFLOP; "
         f"copy_ of the output takes {table.copy} ({rate:.1f} GB/s), so the byte floor is {milliseconds(table.floor)} ms."
@@ -108,7 +109,7 @@ def sentences(table: Table) -> list[str]:
 
 
 def header(run: Run) -> str:
-    """Machine, versions, and how the run was made."""
+    """The machine, the versions, and how the run was made."""
     lines = [_listed("machine", run.machine), _listed("versions", run.versions), *_lines("before", run.before)]
     return "\n".join([*lines, f"timing: {run.method}", f"seed: {run.seed}", f"command: {run.command}"])
 

@@ -1,72 +1,48 @@
 """What a run measured, as plain data that JSON keeps, and the figures that follow from it."""
 
 import json
+import math
 import statistics
 from dataclasses import asdict, dataclass, field
 
-from numba_impl.problem import Geometry
+from numba_impl.case import Case
 
 NOISY = 3.0  # per cent of spread, beyond which a figure is marked
+KEPT_DIGITS = 5  # of a figure in a file: more than any spread leaves certain
 MAIN = "ms"
-FURTHER = ("warm", "graph", "graph warm")  # what a row has besides, where it can be told apart
+FURTHER = ("warm", "graph", "graph warm")  # the timings that a row has besides
 
 
 def milliseconds(value) -> str:
-    """To the microsecond, of short times to a tenth of it."""
+    """As a text, to the microsecond; a time below 0.1 ms to a tenth of it."""
     return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
 
 
-@dataclass(frozen=True)
-class Case:
-    """The layer and its input: x ``shape`` [N, C_in, H, W], fp32."""
+def title(case: Case) -> str:
+    """A case as tables name it: x, then the layer."""
+    settings = {"k": case.kernel_size, "s": case.stride, "p": case.padding, "op": case.output_padding}
+    pairs = {name: v if isinstance(v, int) else "x".join(map(str, v)) for name, v in settings.items()}
+    size = " x ".join(map(str, case.x))
+    return f"{size} -> {case.out_channels} channels, " + " ".join(f"{name}{v}" for name, v in pairs.items())
 
-    shape: tuple[int, int, int, int]
-    out_channels: int
-    kernel_size: int | tuple[int, int] = 3
-    stride: int | tuple[int, int] = 2
-    padding: int | tuple[int, int] = 1
-    output_padding: int | tuple[int, int] = 1
-    add_value: float = 0.5
-    scale: float = 2.0
 
-    @property
-    def geometry(self) -> Geometry:
-        return Geometry.of(self.kernel_size, self.stride, self.padding, self.output_padding)
+def output_bytes(case: Case) -> int:
+    return 4 * math.prod(case.output_shape)
 
-    @property
-    def output_shape(self) -> tuple[int, int, int, int]:
-        batch, _, height, width = self.shape
-        rows, cols = self.geometry.rows, self.geometry.cols
-        return batch, self.out_channels, rows.output_size(height), cols.output_size(width)
 
-    @property
-    def output_bytes(self) -> int:
-        batch, channels, height, width = self.output_shape
-        return 4 * batch * channels * height * width
+def bytes_moved(case: Case) -> int:
+    """Bytes of x, weight and bias, read once, and of y, written once."""
+    return 4 * (math.prod(case.x) + math.prod(case.weight_shape) + case.out_channels) + output_bytes(case)
 
-    @property
-    def bytes(self) -> int:
-        """x, weight and bias read once, y written once."""
-        batch, channels, height, width = self.shape
-        weights = self.out_channels * (channels * self.geometry.taps + 1)
-        return 4 * (batch * channels * height * width + weights) + self.output_bytes
 
-    @property
-    def flop(self) -> int:
-        """Two a product of the parity split: every input value meets every tap and output channel."""
-        batch, channels, height, width = self.shape
-        return 2 * batch * channels * height * width * self.out_channels * self.geometry.taps
-
-    def __str__(self):
-        settings = {"k": self.kernel_size, "s": self.stride, "p": self.padding, "op": self.output_padding}
-        pairs = {name: v if isinstance(v, int) else "x".join(map(str, v)) for name, v in settings.items()}
-        size = " x ".join(map(str, self.shape))
-        return f"{size} -> {self.out_channels} channels, " + " ".join(f"{name}{v}" for name, v in pairs.items())
+def flop(case: Case) -> int:
+    """Two for each product of the parity split: every input value meets every tap and output channel."""
+    return 2 * math.prod(case.x) * case.out_channels * case.geometry.taps
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call, over ``samples`` calls."""
+    """Milliseconds of a call: the median of ``samples``, percentiles, the least and the most."""
 
     median: float
     p20: float
@@ -88,7 +64,7 @@ class Timing:
 
     @property
     def digits(self) -> str:
-        """The median's digits, marked by "~" where the spread says that they are not all certain."""
+        """The median as a text, after a "~" if the spread exceeds ``NOISY``."""
         return "~" * (self.spread > NOISY) + milliseconds(self.median)
 
     def __str__(self):
@@ -97,9 +73,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Errors:
-    """Against float64. Forward: the output's largest absolute error, and the relative L2 error before add, clamp and scale.
+    """Errors against float64.
 
-    Training: the largest relative L2 error of any gradient.
+    ``output``: the largest absolute error of y; ``unclamped``: the relative L2 error of mish(convolution); ``gradient``: in
+    training, the largest relative L2 error of the three gradients.
     """
 
     output: float | None = None
@@ -114,9 +91,9 @@ class Errors:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute the layer. A failed one says why, and has no timing, or no further ones.
+    """One way to compute the layer. A row that failed says why, and has no timing, or no further ones.
 
-    ``further``: timings by the names in FURTHER; ``memory``: bytes at a call's peak, on a GPU.
+    ``further``: {a name in FURTHER: timing}; ``memory``: bytes at a call's peak, on a GPU.
     """
 
     name: str
@@ -130,22 +107,25 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """The name, without the backend that dispatch chose."""
+        """The name without the backend that dispatch chose."""
         return self.name.split(" (")[0]
 
     @property
     def cut(self) -> bool:
-        """Whether it failed after it was timed."""
+        """Whether the row failed after it was timed."""
         return bool(self.timing and self.failure)
 
     def figure(self, name) -> Timing | None:
-        """The timing of MAIN, or of a name in FURTHER."""
+        """The timing that is called MAIN or a name in FURTHER."""
         return self.timing if name == MAIN else self.further.get(name)
 
 
 @dataclass(frozen=True)
 class Table:
-    """One case: its rows, and the copies and, of the forward alone, the pointwise kernel timed on its output."""
+    """The rows of one case, and what was timed on a tensor of its output's shape.
+
+    ``copy``: ``copy_``; ``pointwise``: the pointwise kernel in place, where the forward alone is timed.
+    """
 
     case: Case
     device: str
@@ -157,32 +137,33 @@ class Table:
 
     @property
     def title(self) -> str:
-        return f"{self.case}" + ", forward and backward" * self.training
+        return title(self.case) + ", forward and backward" * self.training
 
     @property
     def bytes(self) -> int:
         """Training reads x, weight and bias twice and writes their gradients; it writes y and reads its gradient."""
-        return 3 * self.case.bytes - self.case.output_bytes if self.training else self.case.bytes
+        once = bytes_moved(self.case)
+        return 3 * once - output_bytes(self.case) if self.training else once
 
     @property
     def flop(self) -> int:
         """Training has three convolutions: the layer's, and those of the gradients of x and of weight."""
-        return 3 * self.case.flop if self.training else self.case.flop
+        return 3 * flop(self.case) if self.training else flop(self.case)
 
     @property
     def floor(self) -> float:
         """Milliseconds that the table's bytes take at the rate of ``copy_``, which reads and writes the output."""
-        return self.copy.median * self.bytes / (2 * self.case.output_bytes)
+        return self.copy.median * self.bytes / (2 * output_bytes(self.case))
 
     def timed(self, precision) -> list[Row]:
         return [row for row in self.rows if row.timing and row.precision == precision]
 
     def eager(self, precision) -> float | None:
-        """Milliseconds of eager PyTorch in a precision."""
+        """The milliseconds of eager PyTorch in a precision."""
         return next((row.timing.median for row in self.timed(precision) if row.name == "eager"), None)
 
     def best_peer(self, precision, figure=MAIN) -> Timing | None:
-        """The shortest of the peers' timings in a precision."""
+        """The shortest timing of a peer in a precision."""
         peers = [row.figure(figure) for row in self.timed(precision) if not row.ours]
         return min((timing for timing in peers if timing), key=lambda timing: timing.median, default=None)
 
@@ -191,7 +172,7 @@ class Table:
 class Run:
     """All tables of a run, what it takes to repeat it, and the machine's state before and after.
 
-    ``ceilings``: GB/s of "memory" and TFLOP/s of precisions, where they were measured. ``sweep``: the tables are of
+    ``ceilings``: GB/s of "memory" and TFLOP/s of precisions, where they were measured. ``sweep``: whether the tables are of
     cases around the first.
     """
 
@@ -207,11 +188,13 @@ class Run:
     sweep: bool = False
 
     def save(self, path):
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        """Writes JSON, a row a line, so that a comparison of two files shows which rows differ."""
+        text = json.dumps(_rounded(asdict(self)), separators=(",", ":"))
+        path.write_text(text.replace('{"name"', '\n{"name"') + "\n")
 
     @classmethod
     def load(cls, path) -> "Run":
-        """Raises ValueError for a file that ``save`` did not write."""
+        """The run in a file. Raises ValueError for a file that ``save`` did not write."""
         try:
             data = json.loads(path.read_text())
             return cls(**data | {"tables": [_table(table) for table in data["tables"]]})
@@ -220,15 +203,30 @@ class Run:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows of ours that failed."""
+        """The rows of ours that failed."""
         rows = [row for table in self.tables for row in (*table.rows, table.pointwise)]
         return [row for row in rows if row and row.ours and row.failure]
 
 
+def _rounded(data):
+    """Plain data with every float rounded to ``KEPT_DIGITS``."""
+    if isinstance(data, dict):
+        return {name: _rounded(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_rounded(value) for value in data]
+    return float(f"{data:.{KEPT_DIGITS}g}") if isinstance(data, float) else data
+
+
 def _table(data) -> Table:
-    case = Case(**{name: tuple(v) if isinstance(v, list) else v for name, v in data["case"].items()})
-    parts = {"case": case, "copy": Timing(**data["copy"]), "rows": [_row(row) for row in data["rows"]]}
+    parts = {"case": _case(data["case"]), "copy": Timing(**data["copy"]), "rows": [_row(row) for row in data["rows"]]}
     return Table(**data | parts | {"pointwise": _row(data["pointwise"]) if data["pointwise"] else None})
+
+
+def _case(data) -> Case:
+    """A case. Older files call x ``shape``, and also keep the constants, which all of them share."""
+    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    renamed = {"x" if name == "shape" else name: value for name, value in sizes.items()}
+    return Case(**{name: value for name, value in renamed.items() if name not in ("add_value", "scale")})
 
 
 def _row(data) -> Row:

@@ -6,15 +6,18 @@ import functools
 import torch
 
 from benchmarks import machine, peers, training
-from benchmarks.measure import UNCLAMPED, Contender, Work, WrongResult, check, differences, peak_memory, verify
-from benchmarks.results import Case, Row, Table
+from benchmarks.measure import CONSTANTS, Contender, Work, named, peak_memory, verify
+from benchmarks.results import Errors, Row, Table, bytes_moved, title
 from benchmarks.timer import Timer
 from model_numba import ModelNumba
-from numba_impl import dispatch, functional
-from numba_impl.backends import reference
+from numba_impl import convolution, dispatch, functional, oracle
+from numba_impl.backends import BACKENDS
+from numba_impl.case import Case
+from numba_impl.oracle import BARE
+from numba_impl.problem import Problem
 
-MODEL = "model"  # ModelNumba with dispatch's own choice
-NAMES = (*dispatch.BACKENDS, MODEL)
+MODEL = "model"  # ModelNumba, for which dispatch chooses the backend
+NAMES = (*BACKENDS, MODEL)
 
 
 class NothingToTime(Exception):
@@ -22,17 +25,17 @@ class NothingToTime(Exception):
 
 
 def say(line):
-    """Progress, at once."""
+    """Prints a line of progress at once."""
     print(line, flush=True)
 
 
 def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Timer) -> Table:
-    """A case's table. Raises ``WrongResult`` before anything is timed if a result of ours is wrong."""
-    say(f"\n{case}")
+    """The table of a case. Raises ``oracle.Wrong`` before anything is timed if a result of ours is wrong."""
+    say(f"\n{title(case)}")
     device = timer.device
     work = Work.draw(case, device, seed)
     if trained:
-        work = dataclasses.replace(work, gradients=training.draw(work))
+        work = dataclasses.replace(work, training=training.draw(work, precisions))
     contenders, notes = [], []
     for precision, theirs in peers.peers(work, precisions, compiled).items():
         mine, declined = ours(work, precision, backends)
@@ -44,16 +47,16 @@ def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Ti
         notes.append("torch.compile: --quick has no time for it")
     elif device.type == "cuda" and (reason := peers.no_pixel_shuffle(work)):
         notes.append(f"the pixel-shuffle rewrite: {reason}")
-    if not trained and (reason := timer.no_warm(case.bytes)):
+    if not trained and (reason := timer.no_warm(bytes_moved(case))):
         notes.append(f"figures with a warm L2: {reason}")
     checked = {contender: prepare(contender, work) for contender in contenders if contender.ours}
-    copy, pointwise = (time_copy(work.gradients.gy, timer), None) if trained else measure_pointwise(work, timer)
+    copy, pointwise = (time_copy(work.training.gy, timer), None) if trained else measure_pointwise(work, timer)
     rows = [measure_row(contender, work, timer, checked.get(contender)) for contender in contenders]
     return Table(case, machine.name(device), copy, rows, pointwise, list(dict.fromkeys(notes)), trained)
 
 
 def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) -> Row:
-    """Timed, once it is ``checked``, what ``prepare`` gave before or gives now."""
+    """The row of a contender: it is checked, unless ``checked`` is what ``prepare`` gave for it, and timed."""
     checked = checked or prepare(contender, work)
     if isinstance(checked, Row):
         return checked
@@ -64,9 +67,9 @@ def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) ->
     timing, memory = measured
     say(f"  {contender.name}, {contender.precision}: {timing}")
     row = Row(contender.name, contender.precision, contender.ours, errors, timing, memory=memory)
-    if work.gradients:
+    if work.training:
         return row
-    further = attempt(contender, work, lambda: timer.further(call, timing, work.case.bytes))
+    further = attempt(contender, work, lambda: timer.further(call, timing, bytes_moved(work.case)))
     if isinstance(further, Row):
         return dataclasses.replace(row, failure=further.failure)
     return dataclasses.replace(row, further=further)
@@ -74,7 +77,7 @@ def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) ->
 
 def prepare(contender: Contender, work: Work):
     """(the call to time, its errors) of a contender that passes its check, or its failed Row."""
-    check_it = training.verify if work.gradients else verify
+    check_it = training.verify if work.training else verify
     checked = attempt(contender, work, lambda: check_it(contender, work))
     if not isinstance(checked, Row):
         say(f"  {contender.name}, {contender.precision}: {checked[1]}")
@@ -83,12 +86,12 @@ def prepare(contender: Contender, work: Work):
 
 def attempt(contender: Contender, work: Work, action):
     """``action()`` in the contender's precision, or its failed Row; a wrong result of ours raises."""
-    torch.cuda.empty_cache()  # what the row before kept
+    torch.cuda.empty_cache()  # of the memory that the row before used
     try:
-        with reference.convolution_precision(contender.precision, work.x.device):
+        with convolution.in_precision(contender.precision, work.x.device):
             return action()
     except Exception as error:
-        if contender.ours and isinstance(error, WrongResult):
+        if contender.ours and isinstance(error, oracle.Wrong):
             raise
         return failed(contender.name, contender.precision, contender.ours, error)
 
@@ -101,20 +104,19 @@ def failed(name, precision, ours, error) -> Row:
 
 def measure_pointwise(work: Work, timer: Timer):
     """(timing of ``copy_`` on a tensor of the output's shape, Row of the pointwise kernel in place on it)."""
-    name, constants = "pointwise kernel in place", work.constants
+    name = "pointwise kernel in place"
     z = torch.randn(work.case.output_shape, device=work.x.device)
     copy = time_copy(z, timer)
     try:
-        output, unclamped = (activate(z.clone(), c) for c in (constants, UNCLAMPED))
-        errors = differences(output, unclamped, lambda images: z[images].double(), constants)
-        check(name, "fp32", errors, constants.scale)
-        timing = timer(lambda: activate(z, constants))
-    except WrongResult:
+        with named(name, "fp32"):
+            output, unclamped = (oracle.check_epilogue(activate(z.clone(), c), z, c) for c in (CONSTANTS, BARE))
+        timing = timer(lambda: activate(z, CONSTANTS))
+    except oracle.Wrong:
         raise
     except Exception as error:
         return copy, failed(name, "fp32", True, error)
     say(f"  {name}: {timing}")
-    return copy, Row(name, "fp32", True, errors, timing)
+    return copy, Row(name, "fp32", True, Errors(output.largest, unclamped.relative), timing)
 
 
 def time_copy(z, timer: Timer):
@@ -129,36 +131,44 @@ def activate(z, constants):
 
 def ours(work: Work, precision, names):
     """(contenders of ours in a precision, notes on those that cannot serve)."""
-    conv, x = work.conv, work.x
-    settings = x, conv.weight, conv.bias, conv.stride, conv.padding, conv.output_padding
-    problem = functional.describe(*settings, precision)
-    with reference.convolution_precision(precision, x.device):
-        by_flags = functional.describe(*settings, None)  # as the peers have it
-    build_forced = build_model if work.gradients else build_backend
+    problem = describe(work, precision)
+    with convolution.in_precision(precision, work.x.device):
+        by_flags = describe(work, None)  # as the peers see it
+    build_forced = build_model if work.training else build_backend
     found, notes = [], []
     for name in names:
         if name == MODEL:
-            name, build = f"ModelNumba ({dispatch.choose(by_flags)[0]})", functools.partial(build_model, work, by_flags, None)
-            found.append(Contender(name, precision, True, build))
-            continue
-        ok, reason = dispatch.BACKENDS[name].supports(problem)
-        if ok and (computes := dispatch.precision(problem, name)) != precision:
-            ok, reason = False, f"it computes in {computes}, also where {precision} is permitted"
-        if ok:
-            found.append(Contender(f"backend {name}", precision, True, functools.partial(build_forced, work, problem, name)))
-        else:
+            build = functools.partial(build_model, work, by_flags, None)
+            found.append(Contender(f"ModelNumba ({dispatch.choose(by_flags)[0]})", precision, True, build))
+        elif reason := why_no_row(problem, name, precision):
             notes.append(f"backend {name}: {reason}")
+        else:
+            found.append(Contender(f"backend {name}", precision, True, functools.partial(build_forced, work, problem, name)))
     return found, notes
 
 
-def build_backend(work, problem, name, constants):
-    weight, bias = work.conv.weight, work.conv.bias
-    plan = dispatch.prepare(problem, name)
-    return lambda x: plan(x, weight, bias, constants)
+def describe(work: Work, precision) -> Problem:
+    """The problem of the layer's forward, where a user asks for ``precision``."""
+    case, (x, weight, bias, _) = work.case, work.operands
+    return functional.describe(x, weight, bias, case.stride, case.padding, case.output_padding, precision)
 
 
-def build_model(work, problem, name, constants):
-    if constants != work.constants:  # the module has no clamp to lift; what it calls has
+def why_no_row(problem: Problem, name, precision) -> str:
+    """Why a backend has no row in a precision; empty if it has one."""
+    if reason := BACKENDS[name].why_not(problem):
+        return reason
+    computes = BACKENDS[name].plan(problem).precision
+    return "" if computes == precision else f"it computes in {computes}, also where {precision} is permitted"
+
+
+def build_backend(work: Work, problem: Problem, name, constants):
+    _, weight, bias, _ = work.operands
+    plan = dispatch.plan(problem, name)
+    return lambda x: plan(x, weight, bias, constants=constants)
+
+
+def build_model(work: Work, problem: Problem, name, constants):
+    if constants != CONSTANTS:  # the module has no clamp to lift; the plan that it calls has
         return build_backend(work, problem, name, constants)
-    precision = None if problem.by_flags else problem.precision
+    precision = None if problem.by_flags else problem.permitted
     return ModelNumba.from_conv(work.conv, constants.add_value, constants.scale, precision=precision, backend=name)

@@ -1,4 +1,9 @@
-"""How long a call takes: launched or replayed from a CUDA graph, with L2 cold or warm."""
+"""How long a call takes: launched or replayed from a CUDA graph, with L2 cold or warm.
+
+``triton.testing`` times cold launches (``do_bench``) and replays on end (``do_bench_cudagraph``), ``torch.utils.benchmark``
+calls on a CPU. Two ways are our own, as neither library has them: replays with a flush of L2 before each, which are
+``do_bench`` of a graph's replay, and launches on end (``launches_on_end``).
+"""
 
 import functools
 import math
@@ -9,8 +14,8 @@ import torch
 from benchmarks.results import Timing
 
 SAMPLES = 10  # of calls on end
-SAMPLE = 2.0  # milliseconds of them, so that the host's start and the events' resolution do not count
-CACHED = 4  # times L2: of more bytes than this a call finds none in it that the call before left
+SAMPLE = 5  # milliseconds of them, so that the host's start and the events' resolution do not count
+CACHED = 4  # times L2: a call that touches more bytes finds nothing in L2 that the call before left
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Timer:
         return replays_on_end(function) if self.replayed else flushed(function, self.milliseconds)
 
     def copy(self, target, source) -> Timing:
-        """Of ``target.copy_(source)`` at its best: of a long tensor a graph's takes 1.5 times as long as a launch's (H200)."""
+        """Times ``target.copy_(source)`` at its best: of a long tensor a graph takes 1.5 times as long as a launch (H200)."""
         function = functools.partial(target.copy_, source)
         timing = self(function)
         if not self.replayed or self.device.type == "cpu":
@@ -41,7 +46,7 @@ class Timer:
         return min(timing, launches_on_end(function, timing), key=lambda each: each.median)
 
     def further(self, function, timing: Timing, size) -> dict[str, Timing]:
-        """Other timings of a call that takes ``timing`` and touches ``size`` bytes."""
+        """The other timings of a call that takes ``timing`` and touches ``size`` bytes."""
         if self.device.type == "cpu" or self.replayed:
             return {}
         graph = flushed(captured(function).replay, self.milliseconds // 4)
@@ -50,7 +55,7 @@ class Timer:
         return {"warm": launches_on_end(function, timing), "graph": graph, "graph warm": replays_on_end(function)}
 
     def no_warm(self, size) -> str:
-        """Why calls on end that touch ``size`` bytes are not timed too, or nothing."""
+        """Why calls on end that touch ``size`` bytes are not timed too; empty if they are."""
         if self.device.type == "cpu" or self.replayed:
             return ""
         cache = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -59,6 +64,7 @@ class Timer:
 
 
 def launches_on_cpu(function, milliseconds) -> Timing:
+    """Times calls one after the other on the CPU."""
     from torch.utils import benchmark
 
     timer = benchmark.Timer("function()", globals={"function": function}, num_threads=torch.get_num_threads())
@@ -66,54 +72,44 @@ def launches_on_cpu(function, milliseconds) -> Timing:
 
 
 def flushed(function, milliseconds) -> Timing:
-    """Of single calls, each after a write of more than L2 holds, which also hides some of the host's time."""
+    """Times single calls, each after a write of more than L2 holds, which also hides some of the host's time."""
     from triton import testing
 
     return Timing.of(testing.do_bench(function, warmup=milliseconds // 4, rep=milliseconds, return_mode="all"))
 
 
-def launches_on_end(function, timing: Timing) -> Timing:
-    """Of calls one after the other: the GPU's time or the host's, whichever is longer."""
-    calls = calls_of_a_sample(timing)
-
-    def launch():
-        for _ in range(calls):
-            function()
-
-    return on_end(launch, calls)
-
-
 def replays_on_end(function) -> Timing:
-    """Of calls one after the other in a CUDA graph: the GPU's time alone."""
-    single = on_end(captured(function).replay)
-    calls = calls_of_a_sample(single)
-    return single if calls == 1 else on_end(captured(function, calls).replay, calls)
+    """Times calls one after the other in a CUDA graph: the GPU's time alone, with L2 as the call before leaves it."""
+    from triton import testing
+
+    torch.cuda.synchronize()  # triton's calls are on a stream of their own, which does not wait for ours
+    return Timing.of(testing.do_bench_cudagraph(function, rep=SAMPLE, return_mode="all"))
 
 
-def calls_of_a_sample(timing: Timing) -> int:
-    return math.ceil(SAMPLE / timing.median)
+def launches_on_end(function, timing: Timing) -> Timing:
+    """Times calls one after the other: the GPU's time or the host's, whichever is longer.
 
-
-def on_end(launch, calls=1) -> Timing:
-    """Of one of the ``calls`` that ``launch`` makes."""
-    launch()
+    ``torch.utils.benchmark`` does the same, but a sample of its takes a tenth of a second or longer, as it counts the wait for
+    the GPU as an overhead to be made small: too few samples to know their spread.
+    """
+    calls = math.ceil(SAMPLE / timing.median)
     times = []
     for _ in range(SAMPLES):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        launch()
+        for _ in range(calls):
+            function()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / calls)
     return Timing.of(times)
 
 
-def captured(function, calls=1) -> torch.cuda.CUDAGraph:
-    """A graph of some calls."""
+def captured(function) -> torch.cuda.CUDAGraph:
+    """A graph of one call."""
     function()  # what a first call alone does cannot be captured
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.stream(torch.cuda.current_stream())  # current again also after a capture that fails
     with stream, torch.cuda.graph(graph):
-        for _ in range(calls):
-            function()
+        function()
     return graph

@@ -1,38 +1,30 @@
 """Fused ConvTranspose2d + Mish + Add + Hardtanh + Scale, as Numba kernels on PyTorch tensors.
 
-The layers, from the top; each imports only from below:
+The layers, from the top; each imports from those below alone, and a backend from no other backend:
 
-    fuzz                drawn calls against float64: python -m numba_impl.fuzz
-    doctor              what is wrong with an installation: python -m numba_impl doctor
-    warm                kernels compiled ahead: python -m numba_impl warm
+    __main__            python -m numba_impl COMMAND
+    doctor              what is wrong with an installation
+    warm                kernels compiled ahead
+    oracle              what float64 says of a result, and how far from it a result may be
+    case                the sizes of a call, and data for it
+    case                the sizes of a call, and operands of these sizes
     functional          the layer and its activation as functions of tensors
-    ops                 the layer as a torch operator: autograd, torch.compile, torch.export
-    dispatch            which backend serves a call, and why; plans, remembered for calls of a kind
-    backend_hopper      CUDA: the fused kernel on Hopper's tensor cores
-    backend_tiled       CUDA: the fused kernel on any GPU
-    backend_composite   CUDA: torch's convolution, then the pointwise kernel
-    backend_cpu         CPU: torch's convolution, then the epilogue in one parallel pass
-    reference           plain PyTorch: the truth, and what serves the rest
-    cuda_support        whether a call and an installation suit the CUDA backends
-    kernels/hopper      parity-split transposed convolution by wgmma, epilogue fused
-    kernels/plain       its units that do not fit into fp16, in fp32
-    kernels/products    its matrix products, in straight line
-    kernels/split       its weights, scaled and split into fp16
-    kernels/tiles       which tile the tiled kernel uses, and whether it pays
-    kernels/tiled       parity-split, shared-memory tiled transposed convolution, epilogue fused
-    kernels/pointwise   the epilogue alone
-    kernels/pointwise_backward   its gradient
-    kernels/channel_sum the gradient of a bias
-    launch              compilation, torch's stream and device, array exchange
-    cache               compiled kernels on disk
-    kernels/ptx         instructions that Numba lacks
-    kernels/device      inlining and unrolling
-    tensor_map          how the bulk copy engine is told of a tensor
-    fragments           which thread of the tensor-core kernel holds which element
-    scaling             which power of two brings its rows into fp16's range
-    packing             weights in the kernels' layouts
-    epilogue            the scalar maths, once for every target
-    problem             geometry, parity algebra, checks of every argument
+    autograd            the layer as torch operators: gradients, torch.compile, torch.export
+    exchange            arrays of other libraries
+    dispatch            which backend serves a problem, and why; the plans
+    backends            the table of backends
+    backends.hopper     CUDA: the fused kernel on Hopper's tensor cores
+    backends.tiled      CUDA: the fused kernel on any GPU
+    backends.composite  CUDA: torch's convolution, then the epilogue as a kernel
+    backends.cpu        CPU: torch's convolution, then the epilogue in one parallel pass
+    backends.reference  plain PyTorch: the truth, and what serves the rest
+    backends.base       what a backend and a plan are
+    convolution         torch's own convolution
+    gpu                 facts about a device
+    arguments           what users pass, checked, as a problem
+    problem             operands, geometry, parity algebra
+    epilogue            the activation, its gradient, and the table of them
+    cuda                what all kernels share: compiling, launching, shared memory, pipelines, PTX
     errors              a kernel that does not compile or load
 """
 

@@ -1,4 +1,4 @@
-"""``python -m numba_impl COMMAND``: what can be asked of the package at a terminal."""
+"""``python -m numba_impl COMMAND`` checks an installation, or compiles kernels ahead."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ BENCHMARK = 128, 64, 128, 128
 
 
 def main(arguments=None) -> int:
-    """Run the command that the arguments name; gives the exit status."""
+    """Run the command that the arguments name; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m numba_impl", description="Fused ConvTranspose2d layer on Numba kernels.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     about = "say what is installed and what does not fit together, and check every backend; exits 1 if anything is wrong"
@@ -27,21 +27,21 @@ def main(arguments=None) -> int:
 
 
 def shape(text) -> tuple[int, ...]:
-    """Type of an option: a shape, with commas between its sizes."""
+    """Read a shape, with commas between its sizes."""
     batch, channels, height, width = map(int, text.split(","))
     return batch, channels, height, width
 
 
 def sides(text) -> tuple[int, int]:
-    """Type of an option: an int for both axes, or two with a comma between them."""
+    """Read an int for both axes, or two with a comma between them."""
     rows, cols = map(int, text.split(",") if "," in text else (text, text))
     return rows, cols
 
 
 def _doctor(args) -> int:
-    from numba_impl.doctor import report
+    from numba_impl import doctor
 
-    return report.main()
+    return doctor.main()
 
 
 def _warm(args) -> int:

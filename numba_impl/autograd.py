@@ -1,66 +1,108 @@
-"""The layer as a torch custom operator, ``numba_impl::layer``: differentiable, traceable, and opaque to the compiler.
+"""Torch operators of the layer, one for each epilogue: differentiable, traceable, and opaque to the compiler.
 
 The forward runs on whatever backend dispatch chooses and keeps x and the parameters alone; the backward
-computes the pre-activation again. Both are in float32; what else is differentiated goes through the eager chain.
+computes the pre-activation again. What these operators do not serve is differentiated through the eager chain.
 """
 
 import functools
 
 import torch
 
-from numba_impl import dispatch
-from numba_impl import gpu as cuda_support
-from numba_impl.backends import cpu as backend_cpu
-from numba_impl.backends import reference
-from numba_impl.problem import check_tensors, kinds, layer_constants, pair, resolve_precision
+from numba_impl import arguments, convolution, dispatch
+from numba_impl.arguments import kind, kinds
+from numba_impl.epilogue import EPILOGUES, Epilogue
+from numba_impl.problem import pair
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
-NUMBERS = "int[] stride, int[] padding, int[] output_padding, float add_value, float scale"
-ARGUMENTS = f"{TENSORS}, {NUMBERS}, str? precision, str? backend"
+NUMBERS = "int[] stride, int[] padding, int[] output_padding"
+CHOICE = "str? precision, str? backend"
 
 
-@torch.library.custom_op("numba_impl::layer", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor")
-def layer(x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend):
-    """hardtanh(mish(conv_transpose2d(x, weight, bias)) + add_value, -1, 1) * scale of a 4-D x; contiguous.
+@functools.cache
+def operator(epilogue: Epilogue):
+    """``numba_impl::conv_transpose2d_NAME(x, weight, bias, stride, padding, output_padding, precision, backend, *constants)``.
 
-    Arguments as of ``functional.conv_transpose2d_mish_add_hardtanh_scale``. Differentiable once by x, weight and bias.
+    It gives the epilogue of conv_transpose2d(x, weight, bias), x [N, C_in, H, W], contiguous; differentiable once by x,
+    weight and bias. Arguments as of ``functional.fused``; it checks them when it runs.
     """
-    plan = _plan(x, weight, bias, stride, padding, output_padding, precision, backend)
-    return plan(x, weight, bias, layer_constants(add_value, scale)).contiguous()
+    name = f"numba_impl::conv_transpose2d_{epilogue.name}"
+    all_arguments = ", ".join([TENSORS, NUMBERS, CHOICE, *(f"float {parameter}" for parameter in epilogue.parameters)])
+
+    def forward(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+        constants = epilogue.check(*constants)
+        plan = _plan("forward", epilogue, x, weight, bias, None, stride, padding, output_padding, precision, backend)
+        return plan(x, weight, bias, constants=constants).contiguous()
+
+    def backward(gy, wanted, x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+        settings = stride, padding, output_padding, precision, backend
+        return _gradients(epilogue, gy, wanted, x, weight, bias, settings, constants)
+
+    operators = [
+        torch.library.custom_op(name, forward, mutates_args=(), schema=f"({all_arguments}) -> Tensor"),
+        torch.library.custom_op(
+            f"{name}_backward", backward, mutates_args=(), schema=f"(Tensor gy, bool[] wanted, {all_arguments}) -> Tensor[]"
+        ),
+    ]
+    layer, layer_backward = operators
+
+    def setup(ctx, inputs, output):
+        x, weight, bias, stride, padding, output_padding, precision, backend, *constants = inputs
+        if precision is None and not torch.compiler.is_compiling():
+            settings = stride, padding, output_padding, None, backend
+            precision = convolution.precision(_plan("forward", epilogue, x, weight, bias, None, *settings).problem)
+        ctx.save_for_backward(x, weight, bias)
+        ctx.settings = stride, padding, output_padding, precision, backend, *constants
+
+    def differentiate(ctx, gy):
+        wanted = list(ctx.needs_input_grad[:3])
+        gradients = iter(layer_backward(gy, wanted, *ctx.saved_tensors, *ctx.settings))
+        return *(next(gradients) if wants else None for wants in wanted), *[None] * len(ctx.settings)
+
+    layer.register_fake(_fake_output)
+    layer_backward.register_fake(_fake_gradients)
+    layer.register_autograd(differentiate, setup_context=setup)
+    return layer
 
 
-@layer.register_fake
-def _(x, weight, bias, stride, padding, output_padding, *others):
+def _fake_output(x, weight, bias, stride, padding, output_padding, *others):
     """Checks what it can: sizes may be symbols here, so that those of the geometry are checked when the operator runs."""
-    check_tensors(*kinds(x, weight, bias), autocast=False)
+    arguments.check_tensors(*kinds(x, weight, bias), autocast=False)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     sizes = zip(x.shape[2:], weight.shape[2:], *numbers, strict=True)
     return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes))
 
 
-BACKWARD = f"(Tensor gy, {ARGUMENTS}, bool[] wanted) -> Tensor[]"
+def _fake_gradients(gy, wanted, x, weight, bias, *others):
+    return [t.new_empty(t.shape) for t, wants in zip((x, weight, bias), wanted, strict=True) if wants]
 
 
-@torch.library.custom_op("numba_impl::layer_backward", mutates_args=(), schema=BACKWARD)
-def layer_backward(gy, x, weight, bias, stride, padding, output_padding, add_value, scale, precision, backend, wanted):
+def _gradients(epilogue, gy, wanted, x, weight, bias, settings, constants):
     """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions, in TF32 where the forward might be."""
-    constants, parts = layer_constants(add_value, scale), []
-    images = backend_cpu.images_at_a_time(gy.shape[1:]) if x.device.type == "cpu" else max(1, len(x))
+    wants_x, wants_weight, wants_bias = wanted
+    images = _plan("pre_gradient", epilogue, x, weight, bias, gy, *settings).images or max(1, len(x))
+    parts = []
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
-        plan = _plan(x_part, weight, bias, stride, padding, output_padding, precision, backend, backward=True)
-        with torch.autocast(x.device.type, enabled=False), reference.convolution_precision(plan.problem.precision, x.device):
-            g = plan(x_part, weight, bias, constants, gy_part)
-            parts.append(_convolution_backward(g, x_part, weight, plan.problem.geometry, wanted))
+        plan = _plan("pre_gradient", epilogue, x_part, weight, bias, gy_part, *settings)
+        with torch.autocast(x.device.type, enabled=False), convolution.in_precision(plan.problem.permitted, x.device):
+            g = plan(x_part, weight, bias, gy_part, constants=constants)
+            of_bias = _channel_sum(g) if wants_bias else None
+            of_x, of_weight = convolution.gradients(g, x_part, weight, plan.problem.geometry, wants_x, wants_weight)
+        parts.append((of_x, of_weight, of_bias))
     joins = _joined, _summed, _summed
     gradients = [join(found) for join, found, wants in zip(joins, zip(*parts, strict=True), wanted, strict=True) if wants]
     return [gradient.contiguous() for gradient in gradients]
 
 
-def _plan(x, weight, bias, stride, padding, output_padding, precision, backend, backward=False) -> dispatch.Plan:
-    """As the operators see it: below autograd's transforms and autocast, whichever are on when they run."""
+def _plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, precision, backend):
+    """As an operator sees it: below autograd's transforms and autocast, whichever are on when it runs."""
+    below = arguments.permitted(precision, x.device), precision is None, ""
+    operands = *kinds(x, weight, bias), gy if gy is None else kind("gy", gy)
     numbers = tuple(stride), tuple(padding), tuple(output_padding)
-    below = resolve_precision(precision, x.device), precision is None, False, False  # neither transformed nor under autocast
-    return dispatch.plan(*kinds(x, weight, bias), *numbers, below, backend, backward)
+    return dispatch.remembered(arguments.layer, backend, operation, epilogue, *operands, *numbers, below)
+
+
+def _channel_sum(g):
+    return dispatch.remembered(arguments.channel_sum, None, kind("g", g))(g)
 
 
 def _joined(parts):
@@ -71,45 +113,5 @@ def _summed(parts):
     return functools.reduce(torch.add, parts)
 
 
-def _convolution_backward(g, x, weight, geometry, wanted):
-    """The gradients of some images from that at the pre-activation, None for those that are not wanted."""
-    wants_x, wants_weight, wants_bias = wanted
-    gradient_of_bias = None
-    if wants_bias and g.is_contiguous() and cuda_support.runs_kernels(g.device)[0]:
-        gradient_of_bias = dispatch.attempt("composite", g.device, lambda: _channel_sum(g))
-        wants_bias = gradient_of_bias is None
-    settings = geometry.stride, geometry.padding, (1, 1), True, geometry.output_padding, 1
-    mask = [wants_x, wants_weight, wants_bias]
-    if not any(mask):
-        return None, None, gradient_of_bias
-    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[1]], *settings, mask)
-    return of_x, of_weight, of_bias if wants_bias else gradient_of_bias
-
-
-def _channel_sum(g):
-    from numba_impl.backends.composite import channel_sum
-
-    return channel_sum.launch(g)
-
-
-@layer_backward.register_fake
-def _(gy, x, weight, bias, *settings_and_wanted):
-    wanted = settings_and_wanted[-1]
-    return [t.new_empty(t.shape) for t, wants in zip((x, weight, bias), wanted, strict=True) if wants]
-
-
-def _setup(ctx, inputs, output):
-    x, weight, bias, *numbers, precision, backend = inputs
-    if precision is None and not torch.compiler.is_compiling():
-        precision = cuda_support.precision(_plan(x, weight, bias, *numbers[:3], None, backend).problem)
-    ctx.save_for_backward(x, weight, bias)
-    ctx.settings = *numbers, precision, backend
-
-
-def _backward(ctx, gy):
-    wanted = list(ctx.needs_input_grad[:3])
-    gradients = iter(layer_backward(gy, *ctx.saved_tensors, *ctx.settings, wanted))
-    return *(next(gradients) if wants else None for wants in wanted), *[None] * 7
-
-
-layer.register_autograd(_backward, setup_context=_setup)
+for _epilogue in EPILOGUES:
+    operator(_epilogue)  # now, so that a loaded program finds it

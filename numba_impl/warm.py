@@ -1,4 +1,4 @@
-"""``python -m numba_impl warm``: the kernels that calls of the layer need, compiled before they come, for the cache on disk."""
+"""``python -m numba_impl warm`` compiles the kernels that calls of the layer need before they come, for the cache on disk."""
 
 import logging
 import sys
@@ -6,12 +6,12 @@ import sys
 import torch
 
 from numba_impl import dispatch, functional
+from numba_impl.arguments import PRECISIONS
 from numba_impl.cuda import cache
-from numba_impl.problem import PRECISIONS
 
 
 def main(args) -> int:
-    """Print each call, and a line for each kernel when it is ready; gives the exit status."""
+    """Print each call, and a line for each kernel when it is ready; return the exit status."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("numba_impl").setLevel(logging.INFO)
     try:
@@ -28,7 +28,7 @@ def main(args) -> int:
 
 
 def call(shape, precision, args, device):
-    """The layer on zeros, for which dispatch chooses its backend, and with ``args.train`` its backward."""
+    """Call the layer on zeros, by the backend that dispatch chooses, and with ``args.train`` its backward."""
     settings = args.stride, args.padding, args.output_padding
     conv = torch.nn.ConvTranspose2d(shape[1], args.out_channels, args.kernel, *settings, device=device)
     x = torch.zeros(shape, device=device, requires_grad=args.train)

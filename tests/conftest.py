@@ -17,9 +17,8 @@ import torch
 from hypothesis import settings
 
 from numba_impl import dispatch
-from numba_impl.cuda import kernel as launch
 
-pytest.register_assert_rewrite("tests.accuracy", "tests.cases", "tests.cuda.intrinsics")
+pytest.register_assert_rewrite("tests.cases", "tests.cuda.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes
@@ -87,10 +86,7 @@ def seed():
 @pytest.fixture(autouse=True)
 def chosen_anew():
     """Backends neither chosen nor out of service because of another test, nor for the GPU that it made up."""
-    launch.multiprocessors.cache_clear()
-    dispatch._serves.cache_clear()
-    dispatch.plan.cache_clear()
-    dispatch._out_of_service.clear()
+    dispatch.forget()
 
 
 @pytest.fixture(autouse=True)

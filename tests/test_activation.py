@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from numba_impl import mish_add_hardtanh_scale
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue
+from numba_impl.epilogue import Constants
+from numba_impl.oracle import check_epilogue
 from tests.cases import VIEWS, bits, every_device, expanded
 
 

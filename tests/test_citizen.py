@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from model_numba import ModelNumba
-from numba_impl.backends import reference
+from numba_impl import convolution
 from tests.cases import IMPORTS, SIZES, assert_same, bits, eager, every_device
 
 SECONDS = 60  # a process that takes longer hangs
@@ -333,7 +333,7 @@ class Nested(torch.autograd.Function):
 def test_a_call_inside_backward(differentiated, device):
     model, x = layer(device), torch.randn(SHAPE, device=device)
     found = []
-    with reference.convolution_precision("fp32", x.device):
+    with convolution.in_precision("fp32", x.device):
         for function in (model, lambda x: eager(x, model.conv_transpose, -0.25, 3)):
             found.append(gradients(lambda leaf, function=function: Nested.apply(leaf, function, differentiated), (), x))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)

@@ -1,24 +1,22 @@
-"""Arrays of other libraries, streams and devices: the launchers wait for the data and run where torch would."""
+"""Arrays of other libraries, streams and devices: calls wait for the data and run where torch would."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl.backends.composite import elementwise as pointwise
-from numba_impl.backends.tiled import kernel as tiled
-from numba_impl.backends.tiled.kernel import Tile
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue, check_layer
-from tests.cases import OPEN, Case, assert_same, captured
+from numba_impl import mish_add_hardtanh_scale
+from numba_impl.epilogue import Constants
+from numba_impl.oracle import check_epilogue, check_layer
+from tests.cases import OPEN, Case, apply, assert_same, captured
 
 pytestmark = pytest.mark.gpu
 
 CASE = Case((2, 9, 7, 10), 13, 3, 2, 1, 1)
-TILE = Tile(channels=4, rows=2, cols=4, channel_groups=4, row_groups=2, col_groups=4)
-NUMBERS = (OPEN.add_value, OPEN.scale, OPEN.min_val, OPEN.max_val)
+CONSTANTS = Constants(-0.5, 2.0)
 DELAY = 200_000_000  # clock cycles: 0.1 s, far longer than any launch
 
 
@@ -31,37 +29,58 @@ class Exposed:
         self.keep_alive = tensor
 
 
-def run_pointwise(wrap):
-    """Launch with every array wrapped."""
+def epilogue_alone(wrap, inplace):
     x = 3 * torch.randn(1003, device="cuda")
-    y = torch.full_like(x, float("nan"))
-    pointwise.launch(wrap(x), wrap(y), *NUMBERS)
+    given = x.clone()
+    y = mish_add_hardtanh_scale(wrap(given), *OPEN, inplace=inplace)
+    assert type(y) is torch.Tensor and (y.data_ptr() == given.data_ptr()) == inplace
     check_epilogue(y, x, OPEN)
 
 
-def run_tiled(wrap, tile=TILE):
+def layer(wrap):
     x, weight, bias = CASE.draw("cuda")
-    y = torch.full(CASE.output_shape, float("nan"), device="cuda")
-    packed = tiled.packer(CASE.geometry, tile)(weight)
-    tiled.launch(*map(wrap, (x, packed, bias, y)), CASE.geometry, tile, *NUMBERS)
-    check_layer(y, x, weight, bias, CASE.geometry, OPEN)
+    y = apply(*map(wrap, (x, weight, bias)), CASE)
+    assert type(y) is torch.Tensor
+    check_layer(y, x, weight, bias, CASE.geometry, CONSTANTS)
+    mixed = apply(wrap(x), weight, None, CASE)
+    check_layer(mixed, x, weight, None, CASE.geometry, CONSTANTS)
 
 
-both_kernels = pytest.mark.parametrize("run", [run_pointwise, run_tiled])
+def module(wrap):
+    x, *_ = CASE.draw("cuda")
+    model = ModelNumba(9, 13, 3, 2, 1, 1, -0.5, 2, precision="fp32").cuda()
+    with torch.no_grad():
+        y = model(wrap(x))
+    check_layer(y, x, model.conv_transpose.weight, model.conv_transpose.bias, CASE.geometry, CONSTANTS)
 
 
-@both_kernels
+USES = {
+    "layer": layer,
+    "module": module,
+    "epilogue": partial(epilogue_alone, inplace=False),
+    "epilogue in place": partial(epilogue_alone, inplace=True),
+}
+every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+@every_use
 @pytest.mark.parametrize("stream", [None, 1, 2], ids=["no stream", "legacy default stream", "per-thread default stream"])
-def test_cuda_array_interface(run, stream):
+def test_cuda_array_interface(use, stream):
     torch.cuda.synchronize()
-    run(lambda tensor: Exposed(tensor, stream))
+    use(lambda tensor: Exposed(tensor, stream))
 
 
-@both_kernels
-def test_numba_device_arrays(run):
+@every_use
+def test_numba_device_arrays(use):
     from numba import cuda
 
-    run(cuda.as_cuda_array)
+    use(cuda.as_cuda_array)
+
+
+@every_use
+def test_cupy_arrays(use):
+    cupy = pytest.importorskip("cupy")
+    use(cupy.asarray)
 
 
 def test_numba_arrays_of_its_own():
@@ -69,7 +88,7 @@ def test_numba_arrays_of_its_own():
 
     x = np.random.default_rng().standard_normal(1003, dtype=np.float32)
     array = cuda.to_device(x)
-    pointwise.launch(array, array, *NUMBERS)
+    mish_add_hardtanh_scale(array, *OPEN, inplace=True)
     torch.cuda.synchronize()
     check_epilogue(torch.from_numpy(array.copy_to_host()), torch.from_numpy(x), OPEN)
 
@@ -77,12 +96,25 @@ def test_numba_arrays_of_its_own():
 def test_a_producers_stream_is_waited_for():
     """The data arrive late, on the stream that the interface names."""
     producer, data = torch.cuda.Stream(), 3 * torch.randn(1003, device="cuda")
-    x, y = torch.zeros_like(data), torch.empty_like(data)
+    x = torch.zeros_like(data)
     torch.cuda.synchronize()
     with torch.cuda.stream(producer):
         torch.cuda._sleep(DELAY)
         x.copy_(data)
-    pointwise.launch(Exposed(x, producer.cuda_stream), y, *NUMBERS)
+    y = mish_add_hardtanh_scale(Exposed(x, producer.cuda_stream), *OPEN)
+    check_epilogue(y, data, OPEN)
+
+
+def test_the_producer_waits_for_the_result():
+    """What it writes after the call, on the stream that the interface names, comes too late to be read."""
+    producer, x = torch.cuda.Stream(), 3 * torch.randn(1003, device="cuda")
+    data = x.clone()
+    mish_add_hardtanh_scale(data, *OPEN)  # compiled before the clock counts
+    torch.cuda.synchronize()
+    torch.cuda._sleep(DELAY)
+    y = mish_add_hardtanh_scale(Exposed(x, producer.cuda_stream), *OPEN)
+    with torch.cuda.stream(producer):
+        x.zero_()
     check_epilogue(y, data, OPEN)
 
 
@@ -108,23 +140,24 @@ def test_the_current_stream_is_used(backend):
 
 def test_the_legacy_default_stream_is_not_waited_for():
     """A launch on another stream does not queue behind the default stream's work."""
-    x = torch.randn(1003, device="cuda")
-    y, side = torch.empty_like(x), torch.cuda.Stream()
-    pointwise.launch(x, y, *NUMBERS)  # compiled before the clock counts
+    x, side = torch.randn(1003, device="cuda"), torch.cuda.Stream()
+    mish_add_hardtanh_scale(x, *OPEN, inplace=True)  # compiled before the clock counts
     torch.cuda.synchronize()
     torch.cuda._sleep(10 * DELAY)
     with torch.cuda.stream(side):
-        pointwise.launch(x, y, *NUMBERS)
+        mish_add_hardtanh_scale(x, *OPEN, inplace=True)
         side.synchronize()
     assert not torch.cuda.default_stream().query(), "the launch waited for the default stream"
 
 
 def test_first_launches_from_many_threads():
-    tile, failures = Tile(channels=2, rows=1, cols=4, channel_groups=4, row_groups=1, col_groups=8), []
+    """Of a geometry that no other test has, so that the kernel is compiled here."""
+    case, failures = Case((2, 9, 7, 10), 13, (2, 5), (1, 3), (1, 2)), []
 
     def first():
         try:
-            run_tiled(lambda tensor: tensor, tile)
+            x, weight, bias = case.draw("cuda")
+            check_layer(apply(x, weight, bias, case, backend="tiled"), x, weight, bias, case.geometry, CONSTANTS)
         except Exception as error:
             failures.append(error)
 
@@ -149,12 +182,11 @@ def test_cuda_graph_capture(backend):
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_first_call_inside_a_capture_is_a_clear_error():
-    x = torch.randn(1003, device="cuda")
-    config, graph = pointwise.Config(threads=96), torch.cuda.CUDAGraph()
+    case, graph = Case((2, 9, 7, 10), 13, (5, 2), (3, 1), (2, 1)), torch.cuda.CUDAGraph()
+    tensors = case.draw("cuda")
     with pytest.raises(RuntimeError, match="call it once before"), torch.cuda.graph(graph):
-        pointwise.launch(x, x, *NUMBERS, config=config)
-    pointwise.launch(x, x, *NUMBERS, config=config)
-    torch.cuda.synchronize()
+        apply(*tensors, case, backend="tiled")
+    check_layer(apply(*tensors, case, backend="tiled"), *tensors, case.geometry, CONSTANTS)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -6,6 +6,7 @@ Of the first, the next backend serves, one warning says why, and a forced backen
 import gc
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from model_numba import ModelNumba
 from numba_impl import dispatch, mish_add_hardtanh_scale
 from numba_impl import gpu as cuda_support
-from numba_impl.backends import reference
+from numba_impl.backends.base import Plan
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
+from numba_impl.epilogue import Constants
 from numba_impl.errors import KernelError
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue, check_layer
-from tests.cases import OPEN, USUAL, Case, apply, every_device
+from numba_impl.oracle import check_epilogue, check_layer
+from tests.cases import OPEN, USUAL, Case, apply, every_device, problem
 from tests.test_citizen import run_script
 
 CONSTANTS = Constants(-0.5, 2.0)
@@ -32,11 +34,10 @@ def refuse(*args, **kwargs):
 
 def broken(monkeypatch, *names, at_once=True):
     """Backends whose kernels do not compile: when a plan is made, or when it is first used."""
-    plain, fails = dispatch.runner, refuse if at_once else lambda *args: refuse
-    monkeypatch.setattr(dispatch, "runner", lambda name, *args: (fails if name in names else plain)(name, *args))
-    dispatch.plan.cache_clear()
     for name in names:
-        monkeypatch.setattr(dispatch.BACKENDS[name], "activate", refuse, raising=False)
+        plan = refuse if at_once else lambda problem: Plan(problem, refuse)
+        monkeypatch.setitem(dispatch.BACKENDS, name, replace(dispatch.BACKENDS[name], plan=plan))
+    dispatch.remembered.cache_clear()
 
 
 @every_device
@@ -192,20 +193,24 @@ def test_a_compiler_that_fails(fault, words, monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 def test_more_shared_memory_than_there_is():
-    from numba_impl.backends.hopper import weights as split
+    from numba.cuda import types
 
-    weight = torch.randn(8, 8, 3, 3, device="cuda")
+    from numba_impl.cuda.kernel import Kernel
+
+    x = torch.zeros(1, device="cuda")
+    kernel = Kernel(lambda x: None, types.void(types.CPointer(types.float32)), threads=32, blocks=1, shared_bytes=2**20)
     with pytest.raises(KernelError, match="1048576 bytes of shared memory a block refused on cuda:0: CUDA_ERROR"):
-        split.build()(8, weight, *split.outputs(weight), 8, 8, (0,) * 16, shared_bytes=2**20)
+        kernel.prepare(x.device, 1)([x])
 
 
 @pytest.mark.gpu
 def test_too_little_shared_memory(monkeypatch):
+    from numba_impl.backends.tiled import kernel as tiled
     from numba_impl.cuda import kernel as launch
 
     x = torch.randn(1, 256, 8, 8, device="cuda")
     model = ModelNumba(256, 64, 4, 2, 1, 0, -0.5, 2, precision="fp32", backend="tiled").cuda()
-    launch._remembered_launch.cache_clear()
+    tiled.build.cache_clear()  # so that the kernel is loaded anew
     monkeypatch.setattr(launch, "FREE_SHARED_BYTES", -1)
     monkeypatch.setattr(launch, "_allow_shared", refuse)
     with pytest.raises(KernelError, match=FAULT), torch.no_grad():
@@ -213,7 +218,7 @@ def test_too_little_shared_memory(monkeypatch):
     model.backend = None
     with pytest.warns(RuntimeWarning, match="out of service"), torch.no_grad():
         y = model(x)
-    torch.testing.assert_close(y, reference.mish_add_hardtanh_scale(model.conv_transpose(x), CONSTANTS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(y, CHAIN.forward(model.conv_transpose(x), CONSTANTS), rtol=1e-4, atol=1e-4)
 
 
 def test_a_lost_context_is_no_fault_of_a_backend(monkeypatch):
@@ -223,8 +228,9 @@ def test_a_lost_context_is_no_fault_of_a_backend(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(query=query))
+    described = problem(USUAL, torch.device("cuda", 0))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        dispatch.attempt("tiled", torch.device("cuda", 0), refuse)
+        dispatch._otherwise("tiled", described, KernelError(FAULT))
     assert not dispatch._out_of_service
 
 
@@ -253,7 +259,7 @@ for call in calls if sys.argv[1] == "loaded" else ():
     call()
 torch.cuda.synchronize()
 warnings.simplefilter("error")  # another backend would be no help
-Kernel(stray, types.void(types.CPointer(types.float32)), 32, 1)(1, x.detach())
+Kernel(stray, types.void(types.CPointer(types.float32)), 32, 1).prepare(x.device, 1)([x.detach()])
 for number, call in enumerate(calls):
     try:
         call()

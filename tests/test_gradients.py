@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl import mish_add_hardtanh_scale
-from numba_impl.backends import reference
-from numba_impl.problem import Constants
+from numba_impl import convolution, mish_add_hardtanh_scale
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
+from numba_impl.epilogue import Constants
 from tests.cases import SIZES, USUAL, Case, apply, assert_same, eager, every_device
 
 
@@ -17,7 +17,7 @@ def test_gradients_are_the_eager_chains(backend, device):
     module = nn.ConvTranspose2d(**SIZES, device=device)
     model, x = ModelNumba.from_conv(module, -0.5, 2.0, backend=backend, precision="fp32"), torch.randn(2, 6, 7, 9, device=device)
     results = []
-    with reference.convolution_precision("fp32", x.device):
+    with convolution.in_precision("fp32", x.device):
         for function in (model, lambda x: eager(x, module)):
             leaf = x.clone().requires_grad_()
             y = function(leaf)
@@ -58,7 +58,6 @@ def test_no_graph_where_none_is_wanted(mode, device):
 
 
 @every_device
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, within jvp
 @pytest.mark.parametrize("function", ["layer", "activation"])
 def test_forward_mode_gradients(function, device):
     """A tangent is a gradient without requires_grad."""
@@ -69,7 +68,7 @@ def test_forward_mode_gradients(function, device):
         if function == "layer"
         else (
             lambda x: mish_add_hardtanh_scale(x, -0.5, 2.0),
-            lambda x: reference.mish_add_hardtanh_scale(x, Constants(-0.5, 2.0)),
+            lambda x: CHAIN.forward(x, Constants(-0.5, 2.0)),
         )
     )
     _, want = torch.func.jvp(theirs, (x,), (tangent,))

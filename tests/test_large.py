@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from numba_impl import dispatch, mish_add_hardtanh_scale
-from numba_impl.backends import reference
+from numba_impl import convolution, dispatch, mish_add_hardtanh_scale
+from numba_impl.oracle import check_epilogue, check_layer, check_layer_gradient
 from numba_impl.problem import Geometry
-from tests.accuracy import check_epilogue, check_layer, check_layer_gradient
 from tests.cases import OPEN, Case, problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("whole_gpu")]
@@ -104,11 +103,12 @@ def run(name, case, request, gradient=False):
     x, weight, bias = case.draw("cuda")
     if name == "composite":
         try:
-            reference.conv_transpose2d(x, weight, bias, case.geometry)
+            convolution.forward(x, weight, bias, case.geometry)
         except RuntimeError as error:
             pytest.skip(f"torch's convolution does not serve it: {error}")
-    gy = torch.randn(case.output_shape, device="cuda") if gradient else None
-    check(case, x, weight, bias, dispatch.prepare(problem(case, x.device), name, gradient)(x, weight, bias, OPEN, gy), gy)
+    gy = [torch.randn(case.output_shape, device="cuda")] if gradient else []
+    described = problem(case, x.device, operation="pre_gradient" if gradient else "forward")
+    check(case, x, weight, bias, dispatch.plan(described, name)(x, weight, bias, *gy, constants=OPEN), *gy)
 
 
 @pytest.mark.parametrize(("name", "case"), FORWARD.values(), ids=FORWARD)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from model_numba import ModelNew, ModelNumba
-from numba_impl.backends import reference
+from numba_impl import convolution
 from tests.cases import SIZES, assert_same, eager, every_device
 
 
@@ -44,7 +44,7 @@ def test_a_reference_checkpoint_loads(device):
     theirs, ours = (kind(*KERNELBENCH).to(device) for kind in (Reference, ModelNew))
     ours.load_state_dict(theirs.state_dict(), strict=True)
     x = torch.randn(1, 64, 5, 6, device=device)
-    with torch.no_grad(), reference.convolution_precision("fp32", x.device):
+    with torch.no_grad(), convolution.in_precision("fp32", x.device):
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from model_numba import ModelNumba
-from numba_impl import conv_transpose2d_mish_add_hardtanh_scale, dispatch
+from numba_impl import conv_transpose2d_mish_add_hardtanh_scale, dispatch, functional
+from numba_impl.arguments import kind
 from numba_impl.backends import cpu as backend_cpu
+from numba_impl.epilogue import Constants
 from numba_impl.errors import KernelError
-from numba_impl.problem import Constants, kinds, modes
-from tests.accuracy import check_layer
+from numba_impl.oracle import check_layer
 from tests.cases import USUAL, VIEWS, Case, apply, captured, every_device
 
 CONSTANTS = Constants(-0.5, 2.0)
@@ -20,7 +21,7 @@ CONSTANTS = Constants(-0.5, 2.0)
 
 def made():
     """How many plans were made since the test began."""
-    return dispatch.plan.cache_info().misses
+    return dispatch.remembered.cache_info().misses
 
 
 def call(case=USUAL, device="cpu", view=lambda t: t, dtype=torch.float32, **options):
@@ -42,11 +43,12 @@ def test_equal_calls_have_one_plan(device):
 @every_device
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_strides_and_alignment_are_looked_at_in_each_call(view, device):
-    shapes = {view(USUAL.draw(device)[0]).shape, torch.Size(USUAL.x)}
+    """But for the memory format, by which backends choose."""
+    kinds = {kind("x", view(USUAL.draw(device)[0])), kind("x", USUAL.draw(device)[0])}
     call(device=device)
     call(device=device, view=view)
     call(device=device)
-    assert made() == len(shapes)
+    assert made() == len(kinds)
 
 
 OTHERS = {
@@ -85,12 +87,10 @@ def test_constants_are_no_part_of_a_plan():
 
 
 def served_by(x, weight, bias):
-    problem = dispatch.plan(*kinds(x, weight, bias), (2, 2), (1, 1), (1, 1), modes("fp32", x.device)).problem
-    return dispatch.choose(problem)[0]
+    return dispatch.choose(functional.describe(x, weight, bias, 2, 1, 1, "fp32"))[0]
 
 
 @every_device
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, within jvp
 def test_modes_that_change_between_calls(device):
     """Autocast, forward mode and torch.func, each on and off again."""
     x, weight, bias = USUAL.draw(device)
@@ -161,7 +161,7 @@ def test_a_backend_that_fails_between_calls(monkeypatch):
     """Its plan is not found again, even if it would work once more."""
     with monkeypatch.context() as patch:
         call()
-        patch.setattr(backend_cpu, "run", fail)
+        patch.setattr(backend_cpu, "_run", fail)
         with pytest.warns(RuntimeWarning, match="'cpu' is out of service .*broken"):
             call()
     with warnings.catch_warnings():
@@ -175,13 +175,11 @@ def fail(*args):
 
 
 def test_there_are_not_more_plans_than_a_thousand():
-    weight, most = USUAL.draw()[1], dispatch.plan.cache_info().maxsize
+    weight, most = USUAL.draw()[1], dispatch.remembered.cache_info().maxsize
     for width in range(1, most + 50):
-        plan = dispatch.plan(
-            *kinds(torch.empty(1, 6, 1, width), weight, None), (2, 2), (1, 1), (1, 1), modes(None, weight.device)
-        )
-        assert plan.problem.width == width
-    assert dispatch.plan.cache_info().currsize == most <= 1024
+        x = torch.empty(1, 6, 1, width)
+        apply(x, weight, None, USUAL, backend="reference")
+    assert dispatch.remembered.cache_info().currsize == most <= 1024
 
 
 @every_device
@@ -197,7 +195,7 @@ def test_eight_threads(device):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert dispatch.plan.cache_info().currsize == len(cases)
+    assert dispatch.remembered.cache_info().currsize == len(cases)
 
 
 # On a GPU: nothing that a call remembers outlives a change of the weights or of a flag, and no call waits for the GPU.

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from numba_impl.backends import reference
-from numba_impl.problem import Constants
-from tests.accuracy import check_layer
+from numba_impl import convolution
+from numba_impl.epilogue import Constants
+from numba_impl.oracle import check_layer
 from tests.cases import Case, apply
 
 
@@ -73,7 +73,7 @@ def test_the_old_flag_counts_and_stays(allowed, large, conv_precision):
 def test_the_flag_is_restored_after_an_error(conv_precision):
     conv_precision("tf32")
     with pytest.raises(RuntimeError):
-        with reference.convolution_precision("fp32", torch.device("cuda")):
+        with convolution.in_precision("fp32", torch.device("cuda")):
             assert torch.backends.cudnn.conv.fp32_precision == "ieee"
             raise RuntimeError
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"

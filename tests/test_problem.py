@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_impl.problem import Geometry, resolve_precision
+from numba_impl.arguments import permitted
+from numba_impl.problem import Geometry
 
 
 @st.composite
@@ -119,10 +120,10 @@ def test_pairs(pair):
 )
 def test_precision(precision, device, flag, want, conv_precision):
     conv_precision(flag)
-    assert resolve_precision(precision, torch.device(device)) == want
+    assert permitted(precision, torch.device(device)) == want
 
 
 @pytest.mark.parametrize(("allowed", "want"), [(True, "tf32"), (False, "fp32")])
 def test_precision_follows_the_old_flag(allowed, want, conv_precision):
     torch.backends.cudnn.allow_tf32 = allowed
-    assert resolve_precision(None, torch.device("cuda")) == want
+    assert permitted(None, torch.device("cuda")) == want

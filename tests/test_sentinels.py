@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from numba_impl import dispatch
-from numba_impl.backends import cpu as backend_cpu
-from numba_impl.backends.composite import channel_sum
-from numba_impl.backends.composite import elementwise as pointwise
-from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
-from numba_impl.backends.hopper import weights as split
-from numba_impl.backends.tiled import kernel as tiled
-from numba_impl.cuda import tensor_map
-from tests.backends.composite.test_elementwise import FEW
+from numba_impl import arguments, dispatch
+from numba_impl.backends import cpu
+from numba_impl.backends.composite import channel_sum, elementwise
+from numba_impl.backends.hopper import weights
+from numba_impl.backends.tiled import backend as tiled
+from numba_impl.backends.tiled.weights import packer
+from numba_impl.cuda.tensor_map import WORDS
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from tests.backends.tiled.test_kernel import SMALL
 from tests.cases import CLAMPED, GUARD_BITS, Case, Guarded, bits, problem
 
@@ -20,42 +19,42 @@ LAYER = Case((1, 3, 3, 5), 5, 3, 2, 1, 1)
 STRIPS = Case((2, 16, 3, 68), 8, 3, 2, 1, 1)
 
 
-def forward_of_pointwise(x):
-    y = torch.empty(x.shape, device=x.device)
-    pointwise.launch(x, y, *CLAMPED, FEW)
-    return [y]
+def activation(x):
+    plan = dispatch.plan(arguments.activation(CHAIN, arguments.kind("x", x), ""), "composite")
+    return [plan(x, None, constants=CLAMPED)]
 
 
-def gradient_of_pointwise(z, gy):
-    g = torch.empty(z.shape, device=z.device)
-    pointwise_backward.launch(z, gy, g, *CLAMPED, FEW)
-    return [g]
+def pre_gradient_in_place(z, gy):
+    g = z.clone()
+    return [elementwise.prepare("pre_gradient", CHAIN, z.device, z.shape)(gy, g, CLAMPED)]
 
 
-def forward_of_tiled(x, weight, bias, gy=None):
+def layer_of_tiled(x, weight, bias, *gy):
     """With a tile that the simulator can compute."""
-    out, weight = torch.empty(LAYER.output_shape, device=x.device), tiled.packer(LAYER.geometry, SMALL)(weight)
-    tiled.launch(x, weight, bias, out, LAYER.geometry, SMALL, *CLAMPED, gy=gy)
+    operation = "pre_gradient" if gy else "forward"
+    described = problem(LAYER, x.device, operation=operation)
+    out, weight = torch.empty(LAYER.output_shape, device=x.device), packer(LAYER.geometry, SMALL)(weight)
+    tiled.filler(described, SMALL)(x, weight, bias, gy, out, CLAMPED)
     return [out]
 
 
 def split_of_weights(weight):
-    outputs = split.outputs(weight)
-    split.launch(weight, *outputs, tuple(range(tensor_map.WORDS)))
+    outputs = weights.empty(24, 8, weight.device)
+    weights.prepare(24, 8, weight.device)((weight, *outputs), (tuple(range(WORDS)),))
     return outputs
 
 
 def sums_of_channels(g):
-    return [channel_sum.launch(g)]
+    return [channel_sum.prepare(g.device, g.shape)(g)]
 
 
-# A kernel's launcher, and what it is given on a device.
+# What launches a kernel, and what it is given on a device.
 LAUNCHERS = {
-    "pointwise": (forward_of_pointwise, lambda device: [torch.randn(37, device=device)]),
-    "pointwise_backward": (gradient_of_pointwise, lambda device: torch.randn(2, 37, device=device)),
-    "tiled": (forward_of_tiled, LAYER.draw),
-    "tiled, backward": (
-        forward_of_tiled,
+    "activation": (activation, lambda device: [torch.randn(37, device=device)]),
+    "pre-gradient in place": (pre_gradient_in_place, lambda device: torch.randn(2, 37, device=device)),
+    "tiled": (layer_of_tiled, LAYER.draw),
+    "tiled, pre-gradient": (
+        layer_of_tiled,
         lambda device: [*LAYER.draw(device), torch.randn(LAYER.output_shape, device=device)],
     ),
     "split": (split_of_weights, lambda device: [torch.randn(24, 8, 3, 3, device=device)]),
@@ -109,10 +108,10 @@ def test_backends(name, precision, backward, offset, monkeypatch, request):
     x, weight, bias = STRIPS.draw("cuda")
     x[0, :, 0, 5] = 3e30
     gy = [torch.randn(STRIPS.output_shape, device="cuda")] if backward else []
-    described = problem(STRIPS, x.device, precision=precision)
+    described = problem(STRIPS, x.device, operation="pre_gradient" if backward else "forward", permitted=precision)
 
-    def launch(x, weight, bias, gy=None):
-        return [dispatch.prepare(described, name, gy is not None)(x, weight, bias, CLAMPED, gy)]
+    def launch(*tensors):
+        return [dispatch.plan(described, name)(*tensors, constants=CLAMPED)]
 
     check(launch, [x, weight, bias, *gy], offset, monkeypatch)
 
@@ -121,14 +120,14 @@ def test_what_is_allocated_is_poisoned():
     values = torch.ones(2, 3)
     for tensor in (torch.empty(2, 3), torch.empty_like(values), values.new_empty(2, 3)):
         assert tensor.isnan().all()
-    packed, factors, _ = split.outputs(torch.ones(16, 8, 3, 3))
+    packed, factors, _ = weights.empty(16, 8, "cpu")
     assert packed.view(torch.float16).isnan().all() and factors.isnan().all()
 
 
 @pytest.mark.parametrize(
     ("device", "name", "launcher"),
     [
-        ("cpu", "cpu", "numba_impl.backends.cpu.activate"),
+        ("cpu", "cpu", "numba_impl.backends.cpu._run"),
         pytest.param("cuda", "tiled", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
         pytest.param("cuda", "hopper", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
     ],
@@ -136,7 +135,7 @@ def test_what_is_allocated_is_poisoned():
 )
 def test_an_output_that_nothing_writes_is_nan(device, name, launcher, monkeypatch):
     monkeypatch.setattr(launcher, lambda *arguments, **options: None)
-    monkeypatch.setattr(backend_cpu, "CHUNK", 1)  # so that it allocates the result itself
+    monkeypatch.setattr(cpu, "CHUNK", 1)  # so that it allocates the result itself
     x, weight, bias = STRIPS.draw(device)
-    y = dispatch.prepare(problem(STRIPS, x.device), name)(x, weight, bias, CLAMPED)
+    y = dispatch.plan(problem(STRIPS, x.device), name)(x, weight, bias, constants=CLAMPED)
     assert y.shape == STRIPS.output_shape and y.isnan().all()

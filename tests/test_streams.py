@@ -8,7 +8,7 @@ from torch import nn
 
 from model_numba import ModelNumba
 from tests.cases import assert_same, eager
-from tests.test_autograd import marked
+from tests.test_autograd import compiling
 
 pytestmark = pytest.mark.gpu
 
@@ -99,7 +99,7 @@ def test_a_training_step_in_a_cuda_graph(model):
         assert_steps_close(results, step(model, x, gy))
 
 
-@marked
+@compiling
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled(mode, model):
     """The layer between others that torch compiles; with reduce-overhead it is captured, and its inputs are the graph's."""

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from numba_impl import epilogue
-from numba_impl.backends import reference
-from numba_impl.problem import Constants, Problem
+from numba_impl import convolution
+from numba_impl.backends.base import LAYER, Backend, Plan, dense, laid_out_as, passes, why_not_ours
+from numba_impl.epilogue import Epilogue, Operations
+from numba_impl.problem import Problem
 
 CHUNK = 2**20  # values of the pre-activation: 4 MiB; fresh pages for more cost as much as the convolution
 
@@ -22,74 +23,90 @@ _PARALLEL = threading.Lock()
 EXP2 = tuple(np.float32(c) for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5.5503286e-2, 2.4022646e-1, 6.9314718e-1, 1.0))
 
 
-def supports(problem: Problem):
+def why_not(problem: Problem) -> str:
     if problem.device.type != "cpu":
-        return False, f"x is on {problem.device}, not on the CPU"
-    return problem.plain_fp32()
+        return f"x is on {problem.device}, not on the CPU"
+    return why_not_ours(problem, (*LAYER, "activate"))
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
+def cycles(problem: Problem) -> float:
+    return passes(problem, 1)
+
+
+def plan(problem: Problem) -> Plan:
+    if problem.operation == "activate":
+        return Plan(problem, _activate(problem.epilogue))
+    images = max(1, CHUNK // max(1, math.prod(problem.output_shape[1:])))
+    if problem.operation == "forward":
+        return Plan(problem, _forward(problem, images))
+    return Plan(problem, _pre_gradient(problem), images=images)
+
+
+def _forward(problem, images):
     """A few images at a time, so that the pre-activation stays in cache and in memory that the allocator keeps."""
-    if gy is not None:
-        z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
-        return activate_backward(z, reference.laid_out_as(gy, z), constants)
-    batch, *image = problem.output_shape
-    images = images_at_a_time(image)
-    if images >= batch or not x.is_contiguous():
-        z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
-        return activate(z, z, constants)
-    y = torch.empty(problem.output_shape)
-    for first in range(0, batch, images):
-        part = slice(first, first + images)
-        z = reference.conv_transpose2d(x[part], weight, bias, problem.geometry)
-        activate(reference.laid_out_as(z, y[part]), y[part], constants)  # channels_last, if the weight is
-    return y
+    geometry, batch, epilogue = problem.geometry, problem.batch, problem.epilogue
+
+    def run(x, weight, bias, constants):
+        if images >= batch or not x.is_contiguous():
+            z = convolution.forward(x, weight, bias, geometry)
+            _run(epilogue, "forward", (z, z), constants)
+            return z
+        y = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
+        for first in range(0, batch, images):
+            part = slice(first, first + images)
+            z = convolution.forward(x[part], weight, bias, geometry)
+            _run(epilogue, "forward", (laid_out_as(z, y[part]), y[part]), constants)  # channels_last, if the weight is
+        return y
+
+    return run
 
 
-def images_at_a_time(image) -> int:
-    """How many pre-activations of such a shape make a chunk, at least one."""
-    return max(1, CHUNK // max(1, math.prod(image)))
+def _pre_gradient(problem):
+    def run(x, weight, bias, gy, constants):
+        z = convolution.forward(x, weight, bias, problem.geometry)
+        _run(problem.epilogue, "gradient", (z, laid_out_as(gy, z)), constants)
+        return z
+
+    return run
 
 
-def activate(x, y, constants: Constants):
-    """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CPU tensors of the same strides, or one tensor."""
-    _run("forward", (x, y), constants)
-    return y
+def _activate(epilogue):
+    def run(x, y, constants):
+        source = x if dense(x) else x.contiguous()
+        target = source if source is y else torch.empty_like(source)
+        _run(epilogue, "forward", (source, target), constants)
+        return target
+
+    return run
 
 
-def activate_backward(z, gy, constants: Constants):
-    """The epilogue's gradient at ``z`` from ``gy`` at its output, in z's memory, which is returned.
+def _run(epilogue: Epilogue, name, tensors, constants):
+    """A loop over dense tensors of the same strides, on as many threads as torch uses.
 
-    Dense fp32 CPU tensors of the same strides. 0 at the clamp's bounds and beyond, NaN where z is not finite.
+    On one thread it starts no other, which a forked process may not do.
     """
-    _run("backward", (z, gy), constants)
-    return z
-
-
-def _run(name, tensors, constants):
-    """A loop on as many threads as torch uses. On one it starts no thread, which a forked process may not do."""
     import numba
 
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     flat = [t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors]
-    numbers = map(np.float32, constants)
+    numbers = tuple(map(np.float32, constants))
     if threads == 1:
-        getattr(_loops(parallel=False), name)(*flat, *numbers)
+        getattr(_loops(epilogue, parallel=False), name)(*flat, numbers)
         return
     with _PARALLEL:
         numba.set_num_threads(threads)
-        getattr(_loops(parallel=True), name)(*flat, *numbers)
+        getattr(_loops(epilogue, parallel=True), name)(*flat, numbers)
 
 
 class _Loops(NamedTuple):
-    """Compiled loops over flat arrays: ``forward(x, y, *constants)`` into y, ``backward(z, gy, *constants)`` into z."""
+    """Compiled loops over flat arrays: ``forward(x, y, constants)`` into y, ``gradient(z, gy, constants)`` into z."""
 
     forward: Callable
-    backward: Callable
+    gradient: Callable
 
 
-@functools.lru_cache
-def _loops(parallel) -> _Loops:
+@functools.cache
+def _loops(epilogue: Epilogue, parallel) -> _Loops:
     """Built on first use, since importing Numba takes half a second; each is compiled at its own first call."""
     import numba
 
@@ -119,17 +136,20 @@ def _loops(parallel) -> _Loops:
     def maximum(x, y):
         return y if x < y else x
 
-    activate_one = epilogue.build(jit, exp2, reciprocal, minimum, maximum)
-    gradient = epilogue.build_backward(jit, exp2, reciprocal)
+    operations = Operations(jit, exp2, reciprocal, minimum, maximum)
+    forward_one, gradient_one = epilogue.build_forward(operations), epilogue.build_gradient(operations)
 
     @jit(parallel=parallel)
-    def forward(x, y, add_value, scale, low, high):
+    def forward(x, y, constants):
         for i in numba.prange(x.size):
-            y[i] = activate_one(x[i], add_value, scale, low, high)
+            y[i] = forward_one(x[i], constants)
 
     @jit(parallel=parallel)
-    def backward(z, gy, add_value, scale, low, high):
+    def gradient(z, gy, constants):
         for i in numba.prange(z.size):
-            z[i] = gradient(z[i], gy[i], add_value, scale, low, high)
+            z[i] = gradient_one(z[i], gy[i], constants)
 
-    return _Loops(forward, backward)
+    return _Loops(forward, gradient)
+
+
+BACKEND = Backend(why_not, cycles, plan)

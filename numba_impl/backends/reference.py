@@ -1,56 +1,49 @@
-"""The layer in plain PyTorch: the truth in any dtype, and the backend for what no other serves."""
+"""Plain PyTorch: the truth in any dtype, and what serves where nothing else does."""
 
-from contextlib import contextmanager
+from numba_impl import convolution
+from numba_impl.backends.base import Backend, Plan, passes
+from numba_impl.problem import Problem
 
-import torch
-import torch.nn.functional as F
-
-from numba_impl.problem import Constants, Geometry, Problem
-
-
-def supports(problem: Problem):
-    return True, ""
+PASSES = {"forward": 4, "pre_gradient": 6, "activate": 4, "channel_sum": 2}  # through all values, after the convolution
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
-    with convolution_precision(problem.precision, x.device):
-        z = conv_transpose2d(x, weight, bias, problem.geometry)
-    return mish_add_hardtanh_scale(z, constants) if gy is None else activate_backward(z, gy, constants)
+def why_not(problem: Problem) -> str:
+    return ""
 
 
-def conv_transpose2d(x, weight, bias, geometry: Geometry):
-    """The pre-activation, [N, C_out, H_out, W_out]."""
-    return F.conv_transpose2d(x, weight, bias, geometry.stride, geometry.padding, geometry.output_padding)
+def cycles(problem: Problem) -> float:
+    return convolution.cycles(problem) + passes(problem, PASSES[problem.operation])
 
 
-def mish_add_hardtanh_scale(z, constants: Constants):
-    """The eager chain after the convolution."""
-    return F.hardtanh(F.mish(z) + constants.add_value, constants.min_val, constants.max_val) * constants.scale
+def plan(problem: Problem) -> Plan:
+    return Plan(problem, RUNS[problem.operation](problem), problem.permitted, differentiable=True)
 
 
-def activate_backward(z, gy, constants: Constants):
-    """The gradient of ``mish_add_hardtanh_scale`` at ``z`` from ``gy`` at its result."""
-    inside = torch.ops.aten.hardtanh_backward(
-        gy * constants.scale, F.mish(z) + constants.add_value, constants.min_val, constants.max_val
-    )
-    return torch.ops.aten.mish_backward(inside, z)
+def _forward(problem):
+    def run(x, weight, bias, constants):
+        with convolution.in_precision(problem.permitted, x.device):
+            z = convolution.forward(x, weight, bias, problem.geometry)
+        return problem.epilogue.forward(z, constants)
+
+    return run
 
 
-def laid_out_as(t, like):
-    """``t`` with the strides of ``like``, copied if it must be."""
-    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
+def _pre_gradient(problem):
+    def run(x, weight, bias, gy, constants):
+        with convolution.in_precision(problem.permitted, x.device):
+            z = convolution.forward(x, weight, bias, problem.geometry)
+        return problem.epilogue.gradient(z, gy, constants)
+
+    return run
 
 
-@contextmanager
-def convolution_precision(precision, device):
-    """Let cuDNN's convolutions compute in ``precision`` meanwhile; touches the flag only if it must change."""
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision if device.type == "cuda" else None
-    if before is None or (before == "tf32") == (precision == "tf32"):
-        yield
-        return
-    conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        conv.fp32_precision = before
+def _activate(problem):
+    return lambda x, y, constants: problem.epilogue.forward(x, constants)
+
+
+def _channel_sum(problem):
+    return lambda g, constants: g.sum((0, 2, 3))
+
+
+RUNS = {"forward": _forward, "pre_gradient": _pre_gradient, "activate": _activate, "channel_sum": _channel_sum}
+BACKEND = Backend(why_not, cycles, plan)

@@ -1,15 +1,19 @@
-"""Compiled kernels on disk, so that a process need not compile what another one has.
+"""Compiled kernels are kept on disk: a process need not compile what another one has compiled.
 
-A file holds one kernel's code. Its name is a hash of all that decides the code: every source of the package, what compiles
-them, the driver, the GPU's compute capability, and what the kernel was built from. Nothing else is seen: who patches a
-constant at run time sets ``NUMBA_CACHE_DIR`` to /dev/null, where nothing is kept.
+A file holds the code of one kernel. Its name is a hash of all that decides the code: every source of the package, what compiles
+them, the driver, the GPU's compute capability, and what the kernel was built from. Nothing else is seen: if you patch a constant
+at run time, set ``NUMBA_CACHE_DIR`` to /dev/null, where nothing can be kept.
 
-Code from a file runs with the user's rights, so nothing is read that others own or can write. A file is written aside and
-moved to its place: processes that compile the same at once, or are killed, leave a whole one or none. It begins with a
-digest, so that one that has changed is compiled again, as is one that the driver refuses.
+Code from a file runs with the user's rights, so no file is read that others own or can write. A file is written aside and moved
+to its place: processes that compile the same kernel at once, or are killed, leave a whole file or none. The file begins with a
+digest. A kernel is compiled again if its file has changed, or if the driver refuses the code.
 
-Where nothing can be kept, each process compiles, and one line says why. It goes to the logger "numba_impl", which writes to
-stderr unless it is told otherwise; ``-W error`` would turn a Python warning into the failure of a call that is right.
+Where nothing can be kept, each process compiles, and one line of the logger "numba_impl" says why. It is no Python warning:
+``-W error`` would make it the failure of a call that is right.
+
+Why this is not ``cuda.core.utils.FileStreamProgramCache``: that returns whatever lies at a path, also what another user wrote or
+a fault changed, and keeps the path to itself, so that its caller cannot check the owner either (cuda-core 1.2.2). It came with
+cuda-core 1.0, while numba-cuda takes 0.5.1. It would save some 20 lines.
 """
 
 import contextlib
@@ -25,16 +29,16 @@ from pathlib import Path
 LIMIT = 64 * 2**20  # bytes of all files together
 PACKAGES = "numba", "numba-cuda", "llvmlite", "cuda-bindings", "cuda-core"
 LIBRARIES = "nvvm", "nvJitLink"
-DRIVER = Path("/proc/driver/nvidia/version")  # its release, on Linux; the version that it tells itself is CUDA's
+DRIVER = Path("/proc/driver/nvidia/version")  # the driver's release, on Linux; the driver itself tells the version of CUDA alone
 
 _log = logging.getLogger("numba_impl")
 
 
 def fetch(name, identity, compile, load):
-    """``load(code)`` of the code kept for ``identity``, or else of what ``compile()`` gives, which is kept from then on.
+    """Return ``load(code)``, with the code kept for ``identity``, or else the code that ``compile()`` gives, which is then kept.
 
-    ``name`` is for the log. ``identity``: what tells the kernel from all others of these sources, by its repr; None keeps
-    nothing. Raises what ``compile`` raises, and ``load`` of new code.
+    ``name`` is for the log. The repr of ``identity`` tells the kernel from all others of these sources; with None nothing is
+    kept. Raises what ``compile`` raises, and what ``load`` raises of new code.
     """
     start = time.perf_counter()
     path = None if identity is None else _path(identity)
@@ -48,28 +52,26 @@ def fetch(name, identity, compile, load):
     return kernel
 
 
-def place() -> Path:
-    """Where kernels are kept: below the directory that Numba is told, or else the user's. Raises RuntimeError without a home."""
-    told = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(told).expanduser() / "numba_impl"
-
-
 def folder() -> Path:
-    """``place()``, made if it is missing. Raises OSError or RuntimeError where it cannot be, or others own it or can write it."""
-    path = place()
+    """Make the directory of the kernels, unless it exists: below the one that Numba is told, or else the user's.
+
+    Raises OSError or RuntimeError where it cannot be made, or others own it or can write it.
+    """
+    told = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = Path(told).expanduser() / "numba_impl"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not private(path.stat()):
+    if not _private(path.stat()):
         raise OSError(f"others own {path} or can write it")
     return path
 
 
-def private(status: os.stat_result) -> bool:
-    """Whether a file or directory is the user's own and no other can write it; on Windows, whose modes do not tell, True."""
+def _private(status: os.stat_result) -> bool:
+    """Whether the user owns it and nobody else can write it. Windows has no such modes: there it always is."""
     return sys.platform == "win32" or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 
 def _path(identity) -> Path | None:
-    """The file for a kernel, in a directory that is there; None, and a note, where nothing can be kept."""
+    """Return the kernel's file, in a directory that exists; None, after a note, where nothing can be kept."""
     try:
         if not IMPORTED or _sources() != IMPORTED:
             raise OSError("the package's sources are not those that this process has imported")
@@ -80,8 +82,8 @@ def _path(identity) -> Path | None:
 
 
 def _sources() -> str:
-    """A hash of every source of the package; empty where there are none to read."""
-    root = Path(__file__).parent
+    """Hash every source of the package; empty where there are none to read."""
+    root = Path(__file__).parents[1]
     try:
         sources = [(str(path.relative_to(root)), path.read_bytes()) for path in sorted(root.rglob("*.py"))]
     except OSError:
@@ -94,14 +96,14 @@ IMPORTED = _sources()  # the package imports this module before all others, so t
 
 @functools.cache
 def _toolchain():
-    """What makes code of the sources: Python, packages, CUDA's libraries, the driver, and Numba's settings."""
+    """Collect what makes code of the sources: Python, packages, CUDA's libraries, the driver, and Numba's settings."""
     from importlib import metadata
 
     from cuda import pathfinder
     from cuda.bindings import driver
 
     packages = [metadata.version(name) for name in PACKAGES]
-    # By their files, as NVVM does not tell its release.
+    # NVVM does not tell its release, its file does.
     files = [os.stat(pathfinder.load_nvidia_dynamic_lib(name).abs_path or "") for name in LIBRARIES]
     libraries = [(status.st_size, status.st_mtime_ns) for status in files]
     release = DRIVER.read_text() if DRIVER.exists() else ""
@@ -110,33 +112,28 @@ def _toolchain():
 
 
 def _load_kept(path, load):
-    """``load(code)`` of the code kept there; None where there is none, or not as it was written, or it does not load."""
-    code = _read(path)
-    if code is not None:
-        with contextlib.suppress(Exception):  # where the fault is not the file's, new code raises it again
-            return load(code)
-    return None
-
-
-def _read(path) -> bytes | None:
+    """Return ``load(code)`` of the file's code; None if the file is missing, changed or not the user's own, or does not load."""
     try:
         with open(path, "rb") as file:
-            if not private(os.fstat(file.fileno())):
+            if not _private(os.fstat(file.fileno())):
                 _note(f"numba_impl does not read a compiled kernel: others own a file in {path.parent} or can write it")
                 return None
             digest, code = file.read(hashlib.sha256().digest_size), file.read()
     except OSError:
         return None
-    return code if digest == _digest(path, code) else None
+    if digest == _digest(path, code):
+        with contextlib.suppress(Exception):  # if the fault is not the file's, the new code raises it again
+            return load(code)
+    return None
 
 
 def _digest(path, code) -> bytes:
-    """Of the code, and of the name that says which it is."""
+    """Hash the code, and the file's name, which says which kernel it is."""
     return hashlib.sha256(path.name.encode() + code).digest()
 
 
 def _keep(path, code):
-    """Write the file, with the user's rights alone; a note where that fails."""
+    """Write the file, which only the user may read; note it if that fails."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
@@ -152,8 +149,8 @@ def _keep(path, code):
 
 
 def _evict(folder):
-    """Remove what was written first, until ``LIMIT`` is kept; what a killed process left goes so too."""
-    with contextlib.suppress(FileNotFoundError):  # another process is at it
+    """Remove the files written first, until ``LIMIT`` bytes are left; those of killed processes go so too."""
+    with contextlib.suppress(FileNotFoundError):  # another process evicts too
         total = 0
         for file in sorted(os.scandir(folder), key=lambda file: file.stat().st_mtime_ns, reverse=True):
             total += file.stat().st_size
@@ -163,5 +160,5 @@ def _evict(folder):
 
 @functools.cache
 def _note(text):
-    """Once in a process."""
+    """Log a line, once in a process."""
     _log.warning(text)

@@ -5,6 +5,7 @@ past it leaves an array of registers in local memory; ``unroll`` emits each call
 """
 
 import functools
+import inspect
 
 from numba import config, cuda
 
@@ -13,29 +14,35 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 if SIMULATED:
     device = cuda.jit(device=True)
 else:
-    from llvmlite import ir
-    from numba.cuda import cgutils, types
+    from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
     device = functools.partial(cuda.jit, device=True, forceinline=True)
 
 
+def compiled_by(typer, name, parameters):
+    """The Numba intrinsic of ``typer(typing context, *types)``, with that name and those ``inspect.Parameter``."""
+    context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_ONLY)
+    typer.__name__, typer.__signature__ = name, inspect.Signature([context, *parameters])
+    return intrinsic(typer)
+
+
 def unroll(count, body):
-    """A device function of ``*args`` that calls the device function ``body(i, *args)`` for i = 0 ... count - 1."""
+    """A device function of the arguments of ``body`` but its first, i: it calls ``body`` for i = 0 ... count - 1."""
     if SIMULATED:
-        return lambda *args: [body(i, *args) for i in range(count)]
+        return lambda *others: [body(i, *others) for i in range(count)]
 
-    def typer(typingctx, *args):
-        body_type = typingctx.resolve_value_type(body)
-        signature = body_type.get_call_type(typingctx, (types.int32, *args), {})
+    def typer(typingctx, *others):
+        kind = typingctx.resolve_value_type(body)
+        signature = kind.get_call_type(typingctx, (types.int32, *others), {})
 
-        def codegen(context, builder, sig, packed):
-            function = context.get_function(body_type, signature)
-            values = cgutils.unpack_tuple(builder, packed[0], len(args))
+        def codegen(context, builder, _, values):
+            function = context.get_function(kind, signature)
             for i in range(count):
-                function(builder, [ir.Constant(ir.IntType(32), i), *values])
+                function(builder, [context.get_constant(types.int32, i), *values])
             return context.get_dummy_value()
 
-        return types.void(types.StarArgTuple.from_types(args)), codegen
+        return types.void(*others), codegen
 
-    return intrinsic(typer)
+    _, *parameters = inspect.signature(body.py_func).parameters.values()
+    return compiled_by(typer, body.__name__, parameters)

@@ -1,4 +1,4 @@
-"""From torch tensors to a running kernel: array exchange, compilation, current stream and device."""
+"""From torch tensors to a running kernel: compilation, loading, torch's current stream and device."""
 
 import array
 import contextlib
@@ -11,7 +11,6 @@ import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 from numba import cuda
-from numba.cuda import types
 
 from numba_impl.cuda import cache
 from numba_impl.cuda.device import SIMULATED
@@ -22,52 +21,21 @@ _resident = []  # every kernel that was loaded: CUDA unloads one that nobody hol
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
 
 
-def as_tensor(array):
-    """A tensor over the memory of ``array``: a tensor, or anything with ``__cuda_array_interface__``.
-
-    Work that the interface's stream entry names is waited for on torch's current stream. In the
-    simulator, CPU tensors and NumPy arrays stand for device arrays.
-    """
-    if isinstance(array, torch.Tensor):
-        return array
-    if SIMULATED:
-        return torch.as_tensor(array)
-    interface = array.__cuda_array_interface__
-    tensor = torch.as_tensor(array, device="cuda")
-    if handle := interface.get("stream"):
-        legacy = handle == 1  # the interface's number for it; torch takes no such handle
-        stream = torch.cuda.default_stream(tensor.device) if legacy else torch.cuda.ExternalStream(handle, tensor.device)
-        torch.cuda.current_stream(tensor.device).wait_stream(stream)
-    return tensor
-
-
-def fp32(name, array):
-    """``as_tensor(array)``; raises TypeError unless it is fp32."""
-    tensor = as_tensor(array)
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{name} must be torch.float32, got {tensor.dtype}")
-    return tensor
-
-
-def contiguous(name, array):
-    """``fp32(name, array)``; raises ValueError unless it is contiguous."""
-    tensor = fp32(name, array)
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}")
-    return tensor
+built = functools.cache  # decorator of a function that builds a kernel: for the same arguments the same one, in this process
 
 
 class Kernel:
     """A kernel function with its signature and launch bounds: Numba compiles it at its first launch, CUDA launches it.
 
-    ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers. ``config`` is all that
-    the function was built from, by which, and the package's sources, its code is kept on disk; None keeps it in memory alone.
-    Pointers in the signature take tensors, whose addresses cost less than an array interface; tuples take tuples.
+    The signature is of pointers, which take tensors, then of ints, or tuples of them, then of at most one tuple of fp32
+    constants. ``blocks`` is how many blocks of ``threads`` a multiprocessor shall hold: it bounds the registers. A block has
+    ``shared_bytes`` of dynamic shared memory. ``config`` is all that the function was built from, by which, and the package's
+    sources, its code is kept on disk; None keeps it in memory alone.
     """
 
-    def __init__(self, function, signature, threads, blocks, config=None):
+    def __init__(self, function, signature, threads, blocks, config=None, shared_bytes=0):
         self.function, self.signature = function, signature
-        self.threads, self.blocks, self.config = threads, blocks, config
+        self.threads, self.blocks, self.config, self.shared_bytes = threads, blocks, config, shared_bytes
         self._loaded = {}  # device index -> cuda.core kernel
         self._lock = threading.Lock()
 
@@ -77,38 +45,30 @@ class Kernel:
         ptx, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, launch_bounds=bounds)
         return ptx
 
-    def __call__(self, grid, *args, shared_bytes=0):
-        """Launch ``grid`` blocks on the device of the first argument, a tensor, and on torch's current stream."""
-        if SIMULATED:
-            arrays = [a.detach().as_strided((a.numel(),), (1,)).numpy() if isinstance(a, torch.Tensor) else a for a in args]
-            cuda.jit(self.function)[grid, self.threads, 0, shared_bytes](*arrays)
-            return
-        values = [convert(value) for convert, value in zip(self._converters, _flat(args, tuple))]
-        self.prepare(args[0].device, grid, shared_bytes=shared_bytes).start(values)
+    def prepare(self, device, grid, *numbers) -> "Launch":
+        """A launch of ``grid`` blocks on a device; ``numbers``: the first of the ints, or tuples of them."""
+        return Launch(self, device, grid, numbers)
 
-    def prepare(self, device, grid, *numbers, shared_bytes=0):
-        """A ``Launch`` of ``grid`` blocks on a device, for a kernel of arrays, then ints, then a tuple of fp32 constants.
+    def on(self, index):
+        """The kernel on the current device, loaded once: what is kept on disk, or compiled now.
 
-        ``numbers``: the first of the ints, or tuples of them. The kernel is compiled and loaded, if it is not yet.
+        Raises RuntimeError while a CUDA graph is captured, of which neither can be part; KernelError where it does not compile
+        or load; OutOfMemoryError.
         """
-        return _remembered_launch(self, device, grid, numbers, shared_bytes)
-
-    @functools.cached_property
-    def _converters(self):
-        """What turns each argument, and each member of a tuple, into a value for the driver."""
-        scalars = {types.int32: int, types.int64: int, types.boolean: int, types.float32: lambda value: _bits([value])[0]}
-        return [scalars.get(kind, torch.Tensor.data_ptr) for kind in _flat(self.signature.args, types.UniTuple)]
+        return self._loaded.get(index) or self._load(index)
 
     def _load(self, index):
-        """Load on the current device, once, what is kept on disk or compiled now; neither can be part of a CUDA graph."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the kernel is not compiled, and cannot be while a CUDA graph is captured: call it once before")
         with self._lock:
             if index not in self._loaded:
                 name, load = self.function.__name__, functools.partial(_load_code, index)
                 try:
-                    self._loaded[index] = cache.fetch(name, self._identity(index), self._compile, load)
-                    _resident.append(self._loaded[index])
+                    loaded = cache.fetch(name, self._identity(index), self._compile, load)
+                    if self.shared_bytes > FREE_SHARED_BYTES:
+                        _allow_shared(loaded, index, self.shared_bytes)
+                    _resident.append(loaded)
+                    self._loaded[index] = loaded
                 except Exception as error:
                     kind = torch.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else KernelError
                     raise kind(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
@@ -146,47 +106,39 @@ class Launch:
     cuda.core takes an int for any argument, whose low bytes are the value; other objects take it longer.
     """
 
-    def __init__(self, kernel, device, grid, numbers, shared_bytes):
-        self._kernel, self._grid, self._numbers, self._shared_bytes = kernel, grid, numbers, shared_bytes
+    def __init__(self, kernel, device, grid, numbers):
+        self._kernel, self._grid, self._numbers = kernel, grid, numbers
+        self._loaded = None
+        self._converted = (), ()  # the last constants and their bits
         if not SIMULATED:
-            self._index, self._flat_numbers = device.index, tuple(map(int, _flat(numbers, tuple)))
-            self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=shared_bytes)
-            self._loaded = self._on_device(self._load)
-            self._converted = (), ()  # the last constants and their bits
+            self._index, self._flat_numbers = device.index, tuple(_flat(numbers))
+            self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=kernel.shared_bytes)
 
     def __call__(self, arrays, numbers=(), constants=()):
         """Launch on torch's current stream: tensors on the device, the ints that are left, or tuples of them, the constants."""
         if SIMULATED:
-            tuples = [constants] if constants else []
-            self._kernel(self._grid, *arrays, *self._numbers, *numbers, *tuples, shared_bytes=self._shared_bytes)
+            self._simulate(arrays, numbers, constants)
             return
         known, bits = self._converted
         if constants is not known:
             bits = _bits(constants)
             self._converted = constants, bits
-        self.start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *_flat(numbers, tuple), *bits])
+        self._start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *_flat(numbers), *bits])
 
-    def start(self, values):
-        """Launch with the kernel's arguments as ints: addresses, and fp32 by its bits."""
-        if torch.cuda.current_device() == self._index:
-            _bind(self._index)
-            launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), self._config, self._loaded, *values)
-        else:
-            self._on_device(lambda: self.start(values))
-
-    def _on_device(self, function):
-        with torch.cuda.device(self._index):
-            return function()
-
-    def _load(self):
+    def _start(self, values):
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                self._start(values)
+            return
         _bind(self._index)
-        kernel = self._kernel._loaded.get(self._index) or self._kernel._load(self._index)
-        if self._shared_bytes > FREE_SHARED_BYTES:
-            _allow_shared(kernel, self._index, self._shared_bytes)
-        return kernel
+        if self._loaded is None:
+            self._loaded = self._kernel.on(self._index)
+        launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), self._config, self._loaded, *values)
 
-
-_remembered_launch = functools.lru_cache(maxsize=1024)(Launch)
+    def _simulate(self, arrays, numbers, constants):
+        kernel, flat = self._kernel, [a.detach().as_strided((a.numel(),), (1,)).numpy() for a in arrays]
+        tuples = [constants] if len(kernel.signature.args) > len(flat) + len(self._numbers) + len(numbers) else []
+        cuda.jit(kernel.function)[self._grid, kernel.threads, 0, kernel.shared_bytes](*flat, *self._numbers, *numbers, *tuples)
 
 
 def _bits(constants):
@@ -194,13 +146,13 @@ def _bits(constants):
     return struct.unpack(f"{len(constants)}i", array.array("f", constants))
 
 
-def _flat(values, nested):
-    """The values, those of kind ``nested`` taken apart."""
-    for value in values:
-        if isinstance(value, nested):
-            yield from value
+def _flat(numbers):
+    """The numbers, tuples of them taken apart, as ints."""
+    for number in numbers:
+        if isinstance(number, tuple):
+            yield from map(int, number)
         else:
-            yield value
+            yield int(number)
 
 
 def _load_code(index, code):
@@ -227,16 +179,9 @@ def _stream(handle):
     return Stream.from_handle(handle)
 
 
-@functools.lru_cache
 def _allow_shared(kernel, device, size):
     """Let blocks have ``size`` bytes of dynamic shared memory, which CUDA wants to be asked for."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device))
     if status != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"{size} bytes of shared memory a block refused on cuda:{device}: {status.name}")
-
-
-@functools.lru_cache
-def multiprocessors(device):
-    """Multiprocessors of a CUDA device; one in the simulator."""
-    return 1 if SIMULATED else torch.cuda.get_device_properties(device).multi_processor_count

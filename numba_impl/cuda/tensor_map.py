@@ -7,24 +7,22 @@ from cuda.bindings import driver
 
 WORDS = 16  # of 64 bits
 ALIGNED = 16  # bytes, of the tensor's address and of its rows
+NONE = (0,) * WORDS  # instead of the map of a tensor that does not fit
 
 
-def fits(x) -> bool:
-    """Whether the engine can load from x [N, C, H, W], fp32 and contiguous."""
-    return x.numel() > 0 and x.shape[3] * x.element_size() % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
-
-
-def encode(x, box) -> tuple[int, ...]:
-    """The map of x [N, C, H, W], fp32 and contiguous, for boxes (width, height, channels, images), with zeros outside of x.
-
-    All are zeros where x does not fit. Raises RuntimeError where the driver refuses.
-    """
-    return _encode(x.data_ptr(), tuple(reversed(x.shape)), box) if fits(x) else (0,) * WORDS
+def fits(address, shape) -> bool:
+    """Whether the engine can load from a tensor [N, C, H, W] at an address, fp32 and contiguous."""
+    return address % ALIGNED == 0 and 4 * shape[3] % ALIGNED == 0 and all(shape)
 
 
 @functools.lru_cache(maxsize=256)
-def _encode(address, sizes, box):
-    """``sizes`` and ``box`` begin with the innermost, as the driver has them."""
+def encode(address, shape, box) -> tuple[int, ...]:
+    """The map of a tensor [N, C, H, W] that fits, for boxes (width, height, channels, images), with zeros outside of it.
+
+    The last maps are remembered: to ask the driver takes longer than a launch, and memory comes again at the same addresses.
+    Raises RuntimeError where the driver refuses.
+    """
+    sizes = tuple(reversed(shape))  # the innermost first, as the driver has them, and ``box``
     strides = [4 * sizes[0], 4 * sizes[0] * sizes[1], 4 * sizes[0] * sizes[1] * sizes[2]]
     status, encoded = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,

@@ -5,17 +5,28 @@ import math
 import pytest
 import torch
 
+from numba_impl import arguments, dispatch
 from numba_impl.backends import cpu as backend_cpu
-from numba_impl.backends import reference
-from numba_impl.problem import Constants
-from tests.accuracy import BARE, check_epilogue, check_epilogue_gradient, check_layer
-from tests.backends.composite.test_elementwise import SPECIAL
-from tests.backends.composite.test_elementwise_gradient import CONSTANTS, around_the_bounds, special_pairs
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
+from numba_impl.epilogue import Constants
+from numba_impl.oracle import BARE, check_epilogue, check_epilogue_gradient, check_layer
+from tests.backends.values import CONSTANTS, SPECIAL, around_the_bounds, special_pairs
 from tests.cases import CLAMPED, OPEN, VIEWS, Case, apply, bits
 
 
+def activate(x, y, constants):
+    """The epilogue of x, in place if y is x, by the backend's plan."""
+    return dispatch.plan(arguments.activation(CHAIN, arguments.kind("x", x), ""), "cpu")(x, y, constants=constants)
+
+
+def differentiate(z, gy, constants):
+    """The epilogue's gradient, in the memory of z."""
+    backend_cpu._run(CHAIN, "gradient", (z, gy), constants)
+    return z
+
+
 def check(x, constants):
-    check_epilogue(backend_cpu.activate(x, torch.full_like(x, float("nan")), constants), x, constants)
+    check_epilogue(activate(x, None, constants), x, constants)
 
 
 @pytest.mark.parametrize("constants", [BARE, OPEN, CLAMPED, Constants(-2.0, 2.0), Constants(0.25, 3.0, 0.0, 0.0)], ids=str)
@@ -42,7 +53,7 @@ def test_a_dense_sweep(constants):
 def test_sizes_and_neighbours(size, offset):
     memory = torch.randn(size + 16)
     before, x = memory.clone(), memory[8 + offset : 8 + offset + size]
-    assert backend_cpu.activate(x, x, OPEN) is x
+    assert activate(x, x, OPEN) is x
     check_epilogue(x, before[8 + offset : 8 + offset + size], OPEN)
     assert torch.equal(memory[: 8 + offset], before[: 8 + offset])
     assert torch.equal(memory[8 + offset + size :], before[8 + offset + size :])
@@ -50,8 +61,7 @@ def test_sizes_and_neighbours(size, offset):
 
 def test_memory_order_is_kept():
     x = torch.randn(2, 5, 6, 7).to(memory_format=torch.channels_last)
-    y = torch.empty_like(x)
-    backend_cpu.activate(x, y, OPEN)
+    y = activate(x, None, OPEN)
     assert y.stride() == x.stride()
     check_epilogue(y, x, OPEN)
 
@@ -102,9 +112,9 @@ def test_more_threads_than_numba_has():
 
 
 def check_backward(z, gy, constants):
-    clamped = backend_cpu.activate(z, torch.empty_like(z), constants._replace(scale=1.0))
+    clamped = activate(z, None, constants._replace(scale=1.0))
     before, g = gy.clone(), z.clone()
-    assert backend_cpu.activate_backward(g, gy, constants) is g
+    assert differentiate(g, gy, constants) is g
     assert torch.equal(bits(gy), bits(before)), "the gradient at the output was written"
     check_epilogue_gradient(g, z, gy, clamped, constants)
 
@@ -139,8 +149,8 @@ def test_backward_is_torchs(constants, specials):
     kept = (z > -80) | ~z.isfinite()  # below, torch's own mish' is lost in numbers below 2^-126
     z, gy = z[kept], gy[kept]
     leaf = z.clone().requires_grad_()
-    reference.mish_add_hardtanh_scale(leaf, constants).backward(gy)
-    g = backend_cpu.activate_backward(z.clone(), gy, constants)
+    CHAIN.forward(leaf, constants).backward(gy)
+    g = differentiate(z.clone(), gy, constants)
     torch.testing.assert_close(g, leaf.grad, rtol=2e-5, atol=2e-5, equal_nan=True)
     assert torch.equal(g == 0, leaf.grad == 0)
 
@@ -154,7 +164,7 @@ def test_backward_on_threads_writes_nothing_else(size, threads):
     torch.set_num_threads(threads)
     try:
         check_backward(z, gy, OPEN)
-        backend_cpu.activate_backward(z, gy, OPEN)
+        differentiate(z, gy, OPEN)
     finally:
         torch.set_num_threads(torch_threads)
     assert torch.equal(memory[:7], before[:7]) and torch.equal(memory[7 + size :], before[7 + size :])

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,13 +12,14 @@ import torch
 import bench
 from benchmarks import compare, machine, measure, peers, plots, report, sweep, tables, timer, training
 from benchmarks.measure import Work
-from benchmarks.results import Case, Run, Timing
-from numba_impl import dispatch
-from numba_impl.backends import cpu as backend_cpu
-from tests.test_autograd import marked
+from benchmarks.results import Run, Timing
+from numba_impl.backends import BACKENDS
+from numba_impl.case import Case
+from numba_impl.oracle import BARE
 
 KEPT = sorted((pathlib.Path(bench.__file__).parent / "benchmarks").glob("*.json"))
 SMALL = ["--device", "cpu", "--quick", "--shape", "2,3,8,8", "--out-channels", "4", "--backends", "cpu,model"]
+SMALL_CASE = Case((2, 3, 8, 8), 4, 3, 2, 1, 1)
 OLDER = (  # name, precision, ours, ms, ± %
     ("eager", "fp32", False, 18.5, 0.0),
     ("torch.compile", "fp32", False, 16.0, 0.0),
@@ -77,7 +77,6 @@ def test_a_run_of_training_is_shown_kept_and_shown_again(monkeypatch, capsys, tm
         assert 0 < row.errors.gradient < 1e-5 and row.timing.median > 0 and row.memory is None
 
 
-@marked
 def test_latency(monkeypatch, capsys):
     run(monkeypatch, "--latency", "--quick", "--device", "cpu")
     shown = capsys.readouterr().out
@@ -95,7 +94,25 @@ def test_an_older_run_is_shown(older, monkeypatch, capsys):
 def test_the_kept_runs_are_shown_and_drawn(kept, monkeypatch, capsys, tmp_path):
     run(monkeypatch, "--load", str(kept), "--plot", str(tmp_path / "plot.svg"))
     assert "eager, channels_last " in capsys.readouterr().out
-    assert "byte floor" in (tmp_path / "plot.svg").read_text()  # Matplotlib draws a text, and keeps it in a comment
+    assert "byte floor" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_the_kept_runs_are_as_save_writes_them(kept, tmp_path):
+    again = tmp_path / kept.name
+    Run.load(kept).save(again)
+    assert again.read_text() == kept.read_text()
+
+
+def test_what_is_kept_is_rounded_and_small(older, tmp_path):
+    table = Run.load(older).tables[0]
+    rows = [replace(table.rows[0], timing=Timing.of([1.23456789])), replace(table.rows[1], memory=123456789)]
+    kept = tmp_path / "run.json"
+    replace(Run.load(older), tables=[replace(table, rows=rows)]).save(kept)
+    again = Run.load(kept).tables[0]
+    assert again.case == table.case and [row.name for row in again.rows] == ["eager", "torch.compile"]
+    assert again.rows[0].timing.median == 1.2346 and again.rows[1].memory == 123456789
+    assert len(kept.read_text().splitlines()) == 3  # a row a line
 
 
 def test_a_roofline_needs_ceilings(older, monkeypatch, capsys):
@@ -135,7 +152,7 @@ def test_a_sweep_is_kept_and_drawn(hurried, monkeypatch, tmp_path):
     kept, lines, roofline = (tmp_path / name for name in ("run.json", "lines.svg", "roofline.svg"))
     run(monkeypatch, *SMALL, "--sweep", "--json", str(kept), "--plot", str(lines), "--roofline", str(roofline))
     swept = Run.load(kept)
-    assert [table.case for table in swept.tables] == sweep.cases(Case((2, 3, 8, 8), 4))
+    assert [table.case for table in swept.tables] == sweep.cases(SMALL_CASE)
     assert swept.ceilings["memory"] > 0 and swept.ceilings["fp32"] > 0
     for path, texts in (
         (lines, ("ModelNumba", "eager", "byte floor", "batch", "channels", "image height")),
@@ -146,7 +163,7 @@ def test_a_sweep_is_kept_and_drawn(hurried, monkeypatch, tmp_path):
 
 
 def test_every_row_has_a_look_of_its_own():
-    kinds = {"eager", "torch.compile", "ModelNumba", *(f"backend {name}" for name in dispatch.BACKENDS)}
+    kinds = {"eager", "torch.compile", "ModelNumba", *(f"backend {name}" for name in BACKENDS)}
     assert kinds <= plots.LOOKS.keys()
 
 
@@ -154,14 +171,14 @@ def test_a_sweep_that_is_cut_keeps_what_it_has(hurried, monkeypatch, tmp_path):
     kept, whole = tmp_path / "run.json", tables.measure
 
     def cut(case, *args):
-        if case.shape[0] == 4:  # the third
+        if case.x[0] == 4:  # the third
             raise KeyboardInterrupt
         return whole(case, *args)
 
     monkeypatch.setattr(tables, "measure", cut)
     with pytest.raises(KeyboardInterrupt):
         run(monkeypatch, *SMALL, "--sweep", "--json", str(kept))
-    assert [table.case.shape[0] for table in Run.load(kept).tables] == [2, 1]
+    assert [table.case.x[0] for table in Run.load(kept).tables] == [2, 1]
     run(monkeypatch, "--load", str(kept), "--plot", str(tmp_path / "lines.svg"), "--roofline", str(tmp_path / "roofline.svg"))
 
 
@@ -306,22 +323,76 @@ def test_the_models_row_follows_the_flags_as_the_peers_do(hopper, monkeypatch, t
     assert names == 2 * ["backend hopper", "ModelNumba (tiled)"]
 
 
-def test_the_state_of_a_gpu(monkeypatch):
-    """nvidia-smi answers a query of known fields; this one does not know the counters."""
-    answers = {"clocks.sm": "1980 MHz", "power.draw": "650.20 W", "clocks_event_reasons.active": "0x0000000000000024"}
+class Nvml:
+    """Stands for pynvml on a GPU that has no persistence mode and whose driver does not count the time slowed by heat."""
 
-    def smi(command, **_):
-        fields = command[2].removeprefix("--query-gpu=").split(",")
-        if any("counters" in field for field in fields):
-            raise subprocess.CalledProcessError(2, command)
-        return SimpleNamespace(stdout=", ".join(answers.get(field, "N/A") for field in fields) + "\n")
+    NVML_SUCCESS, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = range(4)
+    NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN = 74, 269
 
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name):
+        """Every other function fails, as one that the driver does not know."""
+
+        def unknown(*args):
+            raise self.NVMLError(name)
+
+        return unknown
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, gpu, clock):
+        assert gpu == "GPU-12"
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[clock]
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return 650_200
+
+    def nvmlDeviceGetTemperature(self, gpu, sensor):
+        return 43
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
+        return 0x24
+
+    def nvmlDeviceGetFieldValues(self, gpu, fields):
+        known = fields == [self.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP]
+        return [SimpleNamespace(nvmlReturn=0 if known else 3, value=SimpleNamespace(ullVal=8_717_672_123))]
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12"))
-    monkeypatch.setattr(machine.subprocess, "run", smi)
-    found = machine.state(torch.device("cuda"))
-    assert found["SM clock"] == "1980 MHz" and found["power"] == "650.20 W" and found["persistence"] == "N/A"
-    assert found["throttle reasons"] == "power cap + heat" and "slowed by power" not in found
-    assert machine.reasons("0x0") == "none" and machine.reasons("N/A") == "N/A"
+    return torch.device("cuda")
+
+
+def test_the_state_of_a_gpu(one_gpu, monkeypatch):
+    """What NVML or the GPU does not know is left out."""
+    monkeypatch.setattr(machine, "pynvml", Nvml())
+    known = {
+        "SM clock": "1980 MHz", "memory clock": "3201 MHz", "power": "650.20 W", "temperature": "43",
+        "slowed by power": "8717672 us", "throttle reasons": "power cap + heat",
+    }  # fmt: skip
+    found = machine.state(one_gpu)
+    assert found.pop("load", "0.0") and found == known
+    assert machine.reasons(0) == "none" and machine.reasons(1 << 9) == "other"
+
+
+def test_the_state_of_a_gpu_without_the_bindings(one_gpu, monkeypatch):
+    monkeypatch.setattr(machine, "pynvml", None)
+    assert machine.state(one_gpu).keys() <= {"load"}
+
+
+@pytest.mark.gpu
+def test_nvml_knows_the_gpu():
+    pytest.importorskip("pynvml")
+    device = torch.device("cuda", 0)
+    assert machine.machine(device).keys() >= {"GPU", "driver", "maximum clock"}
+    assert machine.state(device).keys() >= {"SM clock", "power", "temperature", "throttle reasons"}
 
 
 def test_the_state_before_and_after_is_kept(hurried, monkeypatch, capsys, tmp_path):
@@ -335,61 +406,68 @@ def test_the_state_before_and_after_is_kept(hurried, monkeypatch, capsys, tmp_pa
 
 
 def test_the_pixel_shuffle_rewrite_is_the_layer():
-    work = Work.draw(Case((2, 3, 5, 7), 4), torch.device("cpu"), seed=1)
+    work = Work.draw(replace(SMALL_CASE, x=(2, 3, 5, 7)), torch.device("cpu"), seed=1)
     conv, x = work.conv.double(), work.x.double()
-    for constants in (work.constants, measure.UNCLAMPED):
+    for constants in (measure.CONSTANTS, BARE):
         expected = peers.Plain(conv, constants)(x)
         torch.testing.assert_close(peers.PixelShuffle(conv, constants)(x), expected, rtol=0, atol=1e-12)
 
 
-@marked
 def test_a_peer_is_compiled_once_for_both_precisions(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda layer, dynamic: compiled.append(layer) or layer)
-    work = Work.draw(Case((2, 3, 8, 8), 4), torch.device("cpu"), seed=1)
+    work = Work.draw(SMALL_CASE, torch.device("cpu"), seed=1)
     for contenders in peers.peers(work, ("fp32", "tf32")).values():
         for contender in contenders:
-            contender.build(work.constants)
+            contender.build(measure.CONSTANTS)
     assert len(compiled) == 1
 
 
+@pytest.fixture
+def spoil(monkeypatch):
+    """Adds an error to a value of the CPU backend's results of an operation."""
+
+    def spoil(operation, error):
+        right = BACKENDS["cpu"]
+
+        def plan(problem):
+            planned = right.plan(problem)
+
+            def wrong(*args):
+                result = planned.run(*args)
+                result[1, 2, 3, 4] += error
+                return result
+
+            return replace(planned, run=wrong) if problem.operation == operation else planned
+
+        monkeypatch.setitem(BACKENDS, "cpu", replace(right, plan=plan))
+
+    return spoil
+
+
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
-def test_a_wrong_kernel_is_not_timed(error, monkeypatch, capsys):
-    right = backend_cpu.run
-
-    def wrong(*args):
-        y = right(*args)
-        y[1, 2, 3, 4] += error
-        return y
-
-    monkeypatch.setattr(backend_cpu, "run", wrong)
+def test_a_wrong_kernel_is_not_timed(error, spoil, monkeypatch, capsys):
+    spoil("forward", error)
     with pytest.raises(SystemExit, match="refusing to time a wrong kernel: backend cpu"):
         run(monkeypatch, *SMALL)
     assert " ms" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [0.1, float("nan")])
-def test_a_wrong_gradient_is_not_timed(error, monkeypatch, capsys):
-    right = backend_cpu.activate_backward
-
-    def wrong(*args):
-        g = right(*args)
-        g[1, 2, 3, 4] += error
-        return g
-
-    monkeypatch.setattr(backend_cpu, "activate_backward", wrong)
-    with pytest.raises(SystemExit, match="refusing to time a wrong kernel: backend cpu is wrong: .* of a gradient"):
+def test_a_wrong_gradient_is_not_timed(error, spoil, monkeypatch, capsys):
+    spoil("pre_gradient", error)
+    with pytest.raises(SystemExit, match="refusing to time a wrong kernel: backend cpu is wrong .* of the gradient"):
         run(monkeypatch, *SMALL, "--train")
     assert " ms" not in capsys.readouterr().out
 
 
 def test_a_step_gives_the_gradients_of_the_layer():
-    work = Work.draw(Case((2, 3, 8, 8), 4), torch.device("cpu"), seed=1)
-    work = replace(work, gradients=training.draw(work))
+    work = Work.draw(SMALL_CASE, torch.device("cpu"), seed=1)
+    work = replace(work, training=training.draw(work, ["tf32"]))
     for peer in peers.peers(work, ["tf32"], compiled=False)["tf32"]:  # in both memory formats
         gradients = training.build_step(peer, work)()
         assert [g.shape for g in gradients] == [t.shape for t in (work.x, *work.conv.parameters())]
-        assert training.error_of(gradients, work.gradients.exact) < 1e-5
+        assert work.training.truth["tf32"].check(gradients).relative < 1e-5
     assert all(t.grad is None for t in (work.x, *work.conv.parameters()))
 
 

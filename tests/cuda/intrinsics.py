@@ -7,7 +7,6 @@ import torch
 from numba import cuda
 from numba.cuda import types
 
-from numba_impl.cuda import ptx
 from numba_impl.cuda.kernel import Kernel
 from tests.cuda.test_codegen import assemble
 
@@ -16,18 +15,25 @@ FLOATS, INTS, LONGS = (types.CPointer(t) for t in (types.float32, types.int32, t
 LARGEST = torch.finfo(torch.float32).max
 # The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
 NUMPY_WARNS = "ignore:.*encountered in:RuntimeWarning"
+# The dtypes that a primitive of any width is tested with, and torch's of the same bits. bfloat16 goes as int16.
+DTYPES = {types.float32: torch.float32, types.int32: torch.int32, types.float16: torch.float16, types.int16: torch.int16}
 
 
 def registry():
     """({name: (kernel, instructions that its PTX must have)}, a decorator that enters a function's kernel there)."""
     kernels = {}
 
-    def kernel(instructions, *arguments, threads=THREADS, blocks=1):
-        """Decorator: the kernel of a function that takes these arguments; instructions as ``check_instructions`` takes them."""
+    def kernel(instructions, *arguments, label="", threads=THREADS, blocks=1, shared_bytes=0):
+        """Decorator: the kernel of a function that takes these arguments; instructions as ``check_instructions`` takes them.
+
+        ``label``, after the function's name, tells it from others of that name.
+        """
 
         def build(function):
-            built = Kernel(function, types.void(*arguments), threads, blocks)
-            kernels[function.__name__] = built, instructions
+            built = Kernel(function, types.void(*arguments), threads, blocks, shared_bytes=shared_bytes)
+            name = f"{function.__name__} {label}".strip()
+            assert name not in kernels
+            kernels[name] = built, instructions
             return built
 
         return build
@@ -35,30 +41,33 @@ def registry():
     return kernels, kernel
 
 
-def unary(kernel, name, instruction, source, result):
+def unary(kernel, primitive, instruction, source, result):
     """The kernel y[i] = primitive(x[i]), made by that decorator."""
-    primitive = getattr(ptx, name)
 
     def function(x, y, size):
         i = cuda.grid(1)
         if i < size:
             y[i] = primitive(x[i])
 
-    function.__name__ = name
+    function.__name__ = primitive.__name__
     return kernel([instruction], source, result, types.int32)(function)
 
 
-def binary(kernel, name, instruction, source, result):
+def binary(kernel, primitive, instruction, source, result):
     """The kernel z[i] = primitive(x[i], y[i]), made by that decorator."""
-    primitive = getattr(ptx, name)
 
     def function(x, y, z, size):
         i = cuda.grid(1)
         if i < size:
             z[i] = primitive(x[i], y[i])
 
-    function.__name__ = name
+    function.__name__ = primitive.__name__
     return kernel([instruction], source, source, result, types.int32)(function)
+
+
+def start(kernel, *arrays, numbers=(), blocks=1):
+    """Launch a kernel on the device of its arrays."""
+    kernel.prepare(arrays[0].device, blocks)(arrays, numbers)
 
 
 def results(kernel, inputs, dtypes, kernel_device):
@@ -66,8 +75,15 @@ def results(kernel, inputs, dtypes, kernel_device):
     inputs = [t.contiguous().to(kernel_device) for t in inputs]
     size = inputs[0].numel()
     outputs = [torch.zeros(size, dtype=dtype, device=kernel_device) for dtype in dtypes]
-    kernel(-(-size // THREADS), *inputs, *outputs, size)
+    start(kernel, *inputs, *outputs, numbers=(size,), blocks=-(-size // THREADS))
     return [t.cpu() for t in outputs]
+
+
+def drawn(dtype, *shape, device="cpu"):
+    """Numbers of a torch dtype: any bits of integers, normally distributed floats."""
+    if dtype.is_floating_point:
+        return torch.randn(shape, device=device).to(dtype)
+    return torch.randint(-(2**31), 2**31, shape, device=device).to(torch.int32).to(dtype)
 
 
 def on_hopper(test):
@@ -102,7 +118,7 @@ def check_instructions(kernel, instructions):
     text = kernel.ptx((9, 0, "a"))
     line = " ".join(text.split())
     for instruction in instructions:
-        pattern = re.escape(instruction).replace("%", r"%\w+(\+-?\d+)?").replace(r"\?", "[bf]")
+        pattern = re.escape(instruction).replace("%", r"%\w+(\+-?\d+)?").replace(r"\?", "[bfu]")
         assert re.search(pattern, line), f"{instruction} is missing:\n{text}"
     report = assemble(text, (9, 0, "a"))
     assert "Potential Performance Loss" not in report, report  # it ignores setmaxnreg, or waits for every wgmma

@@ -1,9 +1,9 @@
 """Kernels kept on disk: what their names depend on, what can happen to their files, and what first calls cost."""
 
-import dataclasses
 import errno
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import pwd
@@ -22,20 +22,18 @@ from cuda import pathfinder
 from cuda.bindings import driver
 from numba.cuda import types
 
-from numba_impl import __main__, warm
-from numba_impl.backends.composite import channel_sum
-from numba_impl.backends.composite import elementwise as pointwise
-from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+from numba_impl import dispatch, gpu
+from numba_impl.arguments import PRECISIONS
+from numba_impl.backends.base import LAYER
+from numba_impl.backends.composite import channel_sum, elementwise
 from numba_impl.backends.hopper import kernel as hopper
-from numba_impl.backends.hopper import weights as split
 from numba_impl.backends.tiled import kernel as tiled
-from numba_impl.backends.tiled.kernel import Tile
-from numba_impl.cuda import cache
-from numba_impl.cuda import kernel as launch
-from numba_impl.problem import Geometry
-from tests.cases import BENCHMARK, IMPORTS
+from numba_impl.cuda import cache, kernel
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE
+from numba_impl.problem import Operand, Problem
+from tests.cases import BENCHMARK, GPUS, IMPORTS, Case, problem
 
-PACKAGE = Path(cache.__file__).parent
+PACKAGE = Path(cache.__file__).parents[1]
 CODE = bytes(range(256)) * 256
 KEEPS_NONE = "numba_impl keeps no compiled kernels"
 
@@ -70,8 +68,10 @@ def only_file(folder) -> Path:
 # What is kept
 
 
-def test_a_kernel_is_compiled_once(folder):
+def test_a_kernel_is_compiled_once(folder, caplog):
+    caplog.set_level("INFO", "numba_impl")
     assert compiled() and not compiled()
+    assert [record.args[:2] for record in caplog.records] == [("name", "compiled"), ("name", "from the cache")]
     assert compiled("other", b"other code") and not compiled("other", b"other code")
     assert not compiled() and len(list(folder.iterdir())) == 2
 
@@ -89,12 +89,6 @@ def test_with_the_users_rights_alone(folder):
     assert folder.stat().st_mode & 0o777 == 0o700 and only_file(folder).stat().st_mode & 0o777 == 0o600
 
 
-def test_how_long_it_took_is_logged(folder, caplog):
-    caplog.set_level("INFO", "numba_impl")
-    assert compiled() and not compiled()
-    assert [record.args[:2] for record in caplog.records] == [("name", "compiled"), ("name", "from the cache")]
-
-
 def test_the_oldest_go_first(folder, monkeypatch):
     assert compiled(1) and compiled(2)
     (folder / "left by a killed process").write_bytes(CODE)
@@ -106,23 +100,37 @@ def test_the_oldest_go_first(folder, monkeypatch):
     assert sorted(folder.iterdir()) == sorted((cache._path(2), cache._path(3)))
 
 
+def test_where_it_is(tmp_path, monkeypatch):
+    names = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+    for name in names:
+        monkeypatch.setenv(name, str(tmp_path / name))
+    for name, below in zip(names, ("numba_impl", "numba_impl", ".cache/numba_impl")):
+        assert cache.folder() == tmp_path / name / below and cache.folder().is_dir()
+        monkeypatch.setenv(name, "")
+
+
 # What its name depends on
 
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """Gives the cache of a copy of the package, imported anew, and the folder of its sources."""
-    sources = tmp_path / "numba_impl"
+    sources = tmp_path / "copy"
     shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("__pycache__"))
 
     def imported():
-        spec = importlib.util.spec_from_file_location("cache_of_a_copy", sources / "cache.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = module_at(sources / "cuda" / "cache.py")
         monkeypatch.setattr(module, "_toolchain", lambda: "toolchain")
         return module
 
     return imported, sources
+
+
+def module_at(path):
+    spec = importlib.util.spec_from_file_location("another_cache", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_source_counts(copied, folder):
@@ -130,6 +138,7 @@ def test_every_source_counts(copied, folder):
     assert imported()._path("kernel") == cache._path("kernel")
     names = {cache._path("kernel").name}
     files = sorted(sources.rglob("*.py"))
+    assert sources / "epilogue.py" in files
     for file in files:
         file.write_text(file.read_text() + "#")
         names.add(imported()._path("kernel").name)
@@ -141,10 +150,9 @@ def test_every_source_counts(copied, folder):
 
 
 def test_sources_edited_after_their_import(copied, folder, notes):
-    """The process computes by what it has imported, so that nothing of it is right for what is there now."""
+    """The process computes by what it has imported, so nothing of it is right for what is there now."""
     imported, sources = copied
-    old = imported()
-    source = sources / "epilogue.py"
+    old, source = imported(), sources / "epilogue.py"
     source.write_text(source.read_text() + "#")
     assert old._path("kernel") is None and imported()._path("kernel") is not None
     assert notes() == [f"{KEEPS_NONE}: the package's sources are not those that this process has imported"]
@@ -159,27 +167,26 @@ def test_without_sources(copied, folder, notes):
     assert module._path("kernel") is None and len(notes()) == 1
 
 
-def toolchain_changes():
-    """What else a name depends on, and what changes it."""
-
-    def other_version(package):
-        right = importlib.metadata.version
-        return lambda patch, files: patch.setattr(
-            importlib.metadata, "version", lambda name: "0" if name == package else right(name)
-        )
-
-    def rewritten(name):
-        return lambda patch, files: (files / name).write_text("another release")
-
-    changes = {package: other_version(package) for package in ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings")}
-    changes |= {name: rewritten(name) for name in ("nvvm", "nvJitLink", "driver")}
-    changes["Python"] = lambda patch, files: patch.setattr(sys, "version", "3.99")
-    changes["CUDA of the driver"] = lambda patch, files: patch.setattr(driver, "cuDriverGetVersion", lambda: (0, 13010))
-    changes["Numba's settings"] = lambda patch, files: patch.setenv("NUMBA_OPT", "1")
-    return changes
+TOOLCHAIN = {
+    "nvvm": lambda patch, files: (files / "nvvm").write_text("another release"),
+    "nvJitLink": lambda patch, files: (files / "nvJitLink").write_text("another release"),
+    "driver": lambda patch, files: (files / "driver").write_text("another release"),
+    "CUDA of the driver": lambda patch, files: patch.setattr(driver, "cuDriverGetVersion", lambda: (0, 13010)),
+    "Python": lambda patch, files: patch.setattr(sys, "version", "3.99"),
+    "Numba's settings": lambda patch, files: patch.setenv("NUMBA_OPT", "1"),
+}
 
 
-@pytest.mark.parametrize("change", toolchain_changes().values(), ids=toolchain_changes())
+@pytest.mark.parametrize("package", ["numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings"])
+def test_every_package_that_compiles_counts(package, monkeypatch):
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: SimpleNamespace(abs_path=os.devnull))
+    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, 13000))
+    before, right = cache._toolchain.__wrapped__(), importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0" if name == package else right(name))
+    assert cache._toolchain.__wrapped__() != before
+
+
+@pytest.mark.parametrize("change", TOOLCHAIN.values(), ids=TOOLCHAIN)
 def test_what_compiles_counts(change, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_toolchain", cache._toolchain.__wrapped__)
     for library in ("nvvm", "nvJitLink", "driver"):
@@ -192,46 +199,6 @@ def test_what_compiles_counts(change, tmp_path, monkeypatch):
     assert cache._path("kernel").name == before
     change(monkeypatch, tmp_path)
     assert cache._path("kernel").name != before
-
-
-def kernels():
-    """Kernels of every kind that the package has."""
-    usual = hopper.Config(64, 64, 3, 4)
-    geometry, tile = Geometry.of(3, 2, 1, 1), Tile(4, 2, 4, 8, 2, 8)
-    yield from (split.build(), channel_sum.build())
-    for module in (pointwise, pointwise_backward):
-        yield from (module.build(pointwise.Config()), module.build(pointwise.Config(threads=128)))
-    for changes in ({}, {"in_channels": 32}, {"out_channels": 32}, {"terms": 1}, {"vector": 2}, {"backward": True}):
-        yield hopper.build(dataclasses.replace(usual, **changes))
-    yield from (tiled.build(geometry, tile), tiled.build(geometry, tile, backward=True), tiled.build(Geometry.of(3, 2, 1), tile))
-    yield from (tiled.build(geometry, dataclasses.replace(tile, **change)) for change in ({"unroll": 2}, {"blocks": 1}))
-
-
-def test_every_kernel_counts_and_every_capability(monkeypatch):
-    identities = []
-    for capability in ((9, 0), (10, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, capability=capability: capability)
-        identities += [repr(kernel._identity(0)) for kernel in kernels()]
-    assert len(identities) == len(set(identities)) and "None" not in identities
-    assert not re.search("0x[0-9a-f]{6}", "".join(identities)), "an address tells nothing to another process"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"function": tiled.build},
-        {"function": hopper.launch},
-        {"signature": types.void(types.int64)},
-        {"threads": 64},
-        {"blocks": 2},
-        {"config": 2},
-    ],
-)
-def test_all_that_a_kernel_is_compiled_for_counts(changes, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    arguments = dict(function=hopper.build, signature=types.void(types.int32), threads=32, blocks=1, config=1)
-    ours, others = (launch.Kernel(**kind)._identity(0) for kind in (arguments, arguments | changes))
-    assert repr(ours) != repr(others)
 
 
 # What can happen to it
@@ -254,22 +221,19 @@ def test_a_damaged_file(damage, folder):
 
 
 def test_code_that_does_not_load(folder):
-    """As the driver refuses what it does not know, whoever wrote it."""
+    """The driver refuses what it does not know, whoever wrote it. New code is kept only if it loads."""
 
     def load(code):
         if code == b"old":
             raise RuntimeError("CUDA_ERROR_NO_BINARY_FOR_GPU")
         return code
 
+    with pytest.raises(RuntimeError, match="NO_BINARY"):
+        cache.fetch("name", "kernel", lambda: b"old", load)
+    assert not list(folder.iterdir())
     assert cache.fetch("name", "kernel", lambda: b"old", bytes) == b"old"
     assert cache.fetch("name", "kernel", lambda: b"new", load) == b"new"
     assert not compiled(code=b"new")
-
-
-def test_new_code_that_does_not_load_is_not_kept(folder):
-    with pytest.raises(ZeroDivisionError):
-        cache.fetch("name", "kernel", lambda: CODE, lambda code: 1 / 0)
-    assert not list(folder.iterdir())
 
 
 # Imports the cache alone, without torch, which takes a second.
@@ -278,6 +242,7 @@ import importlib.util, os, signal, sys, time
 spec = importlib.util.spec_from_file_location("cache", {cache.__file__!r})
 cache = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(cache)
+assert not {{"torch", "numba", "cuda"}} & set(sys.modules)
 cache._toolchain = lambda: "toolchain"
 code = bytes(range(256)) * 256
 """
@@ -324,98 +289,127 @@ cache.fetch("name", "kernel", lambda: code, bytes)
     assert compiled() and not compiled()
 
 
-def full_disk(monkeypatch):
-    """Whatever is written goes to a device that is always full."""
-    mkstemp = tempfile.mkstemp
-
-    def on_a_full_disk(**options):
-        handle, name = mkstemp(**options)
-        os.close(handle)
-        return os.open("/dev/full", os.O_WRONLY), name
-
-    monkeypatch.setattr(tempfile, "mkstemp", on_a_full_disk)
+def full_disk(**options):
+    """A temporary file that takes nothing, as on a device that is full."""
+    handle, name = MKSTEMP(**options)
+    os.close(handle)
+    return os.open("/dev/full", os.O_WRONLY), name
 
 
-def read_only(monkeypatch):
-    def refuse(**options):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a random name")
-
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+def read_only(**options):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a random name")
 
 
-@pytest.mark.parametrize(
-    ("fault", "number"), [(full_disk, errno.ENOSPC), (read_only, errno.EROFS)], ids=["full disk", "read-only"]
-)
-def test_a_directory_that_takes_no_more(fault, number, folder, notes, monkeypatch):
+MKSTEMP = tempfile.mkstemp
+
+
+@pytest.mark.parametrize(("mkstemp", "number"), [(full_disk, errno.ENOSPC), (read_only, errno.EROFS)])
+def test_a_directory_that_takes_no_more(mkstemp, number, folder, notes, monkeypatch):
     """What is there is still read."""
     assert compiled()
-    fault(monkeypatch)
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
     assert all(compiled(identity) for identity in (1, 2, 1))
     assert not compiled() and only_file(folder) == cache._path("kernel")
     assert notes() == [f"{KEEPS_NONE} in {folder}: {os.strerror(number)}"]
 
 
-@pytest.mark.parametrize("place", ["/proc", "/dev/null", "below a file"])
+@pytest.mark.parametrize("place", ["/proc", "/dev/null", "below a file", "no home"])
 def test_no_directory_can_be_made(place, folder, notes, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NUMBA_CACHE_DIR", place if place.startswith("/") else str(tmp_path / "file" / "nowhere"))
+    if place == "no home":
+        for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     assert compiled() and compiled()
     assert len(notes()) == 1 and notes()[0].startswith(KEEPS_NONE)
 
 
-def test_without_a_home(notes, monkeypatch):
-    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
-    assert compiled() and compiled()
-    assert len(notes()) == 1 and notes()[0].startswith(KEEPS_NONE)
-
-
-def test_where_it_is(monkeypatch):
-    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.setenv(name, f"/{name}")
-    assert cache.place() == Path("/NUMBA_CACHE_DIR/numba_impl")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
-    assert cache.place() == Path("/XDG_CACHE_HOME/numba_impl")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.place() == Path("/HOME/.cache/numba_impl")
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777], ids=oct)
-def test_a_directory_that_others_can_write(mode, folder, notes):
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777, None], ids=["group", "others", "sticky", "another's"])
+def test_a_directory_of_others(mode, folder, notes, monkeypatch):
+    """Others can write it, or another user owns it."""
     assert compiled()
-    folder.chmod(mode)
+    if mode:
+        folder.chmod(mode)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert compiled() and compiled("other")
     assert len(list(folder.iterdir())) == 1
     assert notes() == [f"{KEEPS_NONE}: others own {folder} or can write it"]
 
 
-def test_a_directory_of_anothers(folder, notes, monkeypatch):
-    assert compiled()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert compiled() and compiled("other")
-    assert len(list(folder.iterdir())) == 1
-    assert notes() == [f"{KEEPS_NONE}: others own {folder} or can write it"]
-
-
-@pytest.mark.parametrize("mode", [0o660, 0o606], ids=oct)
-def test_a_file_that_others_can_write(mode, folder, notes):
+@pytest.mark.parametrize("mode", [0o660, 0o606, None], ids=["group", "others", "another's"])
+def test_a_file_of_others(mode, folder, notes, monkeypatch):
     """It is not read, and gives way to one of the user's own."""
     assert compiled()
-    only_file(folder).chmod(mode)
-    assert compiled() and not compiled()
-    assert only_file(folder).stat().st_mode & 0o777 == 0o600
+    if mode:
+        only_file(folder).chmod(mode)
+    else:
+        fstat = os.fstat
+        monkeypatch.setattr(os, "fstat", lambda handle: owned_by_another(fstat(handle)))
+    assert compiled()
+    monkeypatch.undo()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder.parent))
+    monkeypatch.setattr(cache, "_toolchain", lambda: "toolchain")
+    assert not compiled() and only_file(folder).stat().st_mode & 0o777 == 0o600
     assert notes() == [f"numba_impl does not read a compiled kernel: others own a file in {folder} or can write it"]
 
 
-def test_who_owns_a_file(folder):
-    compiled()
-    mode, inode, device, links, user, *others = only_file(folder).stat()
-    assert cache.private(os.stat_result((mode, inode, device, links, user, *others)))
-    assert not cache.private(os.stat_result((mode, inode, device, links, user + 1, *others)))
+def owned_by_another(status):
+    mode, inode, device, links, user, *others = status
+    return os.stat_result((mode, inode, device, links, user + 1, *others))
 
 
 # Kernels
+
+LAYERS = {
+    "composite": [Case((2, 5, 7, 22), 6, 3, 2, 1, 1)],
+    "tiled": [Case((2, 5, 7, 22), 6, 3, 2, 1, 1), Case((2, 5, 7, 22), 6, 3, 2, 1), Case((64, 64, 32, 32), 64, 2, 2)],
+    "hopper": [Case((2, 64, 3, 68), 64, 3, 2, 1, 1), Case((2, 32, 3, 68), 64, 3, 2, 1, 1), Case((2, 64, 3, 67), 32, 3, 2, 1)],
+}
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Gives the kernels that plans of every backend prepare for an H200."""
+    found, device = {}, torch.device("cuda", 0)
+    monkeypatch.setattr(gpu, "of", lambda device: GPUS[9, 0])
+    monkeypatch.setattr(gpu, "missing_libraries", lambda: "")
+    monkeypatch.setattr(kernel.Kernel, "prepare", lambda self, *args: found.setdefault(id(self), self))
+    layers = [(name, case) for name, cases in LAYERS.items() for case in cases]
+    for (name, case), operation, permitted in itertools.product(layers, LAYER, PRECISIONS):
+        dispatch.plan(problem(case, device, operation, permitted=permitted), name)
+    dispatch.plan(Problem("channel_sum", Operand(torch.Size((2, 5, 7, 22)), torch.float32, "nchw"), device), "composite")
+    return list(found.values())
+
+
+def test_every_kernel_counts_and_every_capability(planned, monkeypatch):
+    identities = []
+    for capability in ((9, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, capability=capability: capability)
+        identities += [repr(each._identity(0)) for each in planned]
+    assert len(identities) == len(set(identities)) and "None" not in identities
+    assert not re.search("0x[0-9a-f]{6}", "".join(identities)), "an address tells nothing to another process"
+    assert {module.__name__ for module in (elementwise, channel_sum, tiled, hopper)} <= {k.function.__module__ for k in planned}
+    assert len(planned) >= 16
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"function": channel_sum.build},
+        {"function": elementwise.prepare},
+        {"signature": types.void(types.int64)},
+        {"threads": 64},
+        {"blocks": 2},
+        {"config": 2},
+    ],
+)
+def test_all_that_a_kernel_is_compiled_for_counts(changes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    arguments = dict(function=elementwise.build, signature=types.void(types.int32), threads=32, blocks=1, config=1)
+    ours, others = (kernel.Kernel(**kind)._identity(0) for kind in (arguments, arguments | changes))
+    assert repr(ours) != repr(others)
 
 
 def test_a_kernel_finds_its_code(folder, compiler, monkeypatch):
@@ -427,12 +421,12 @@ def test_a_kernel_finds_its_code(folder, compiler, monkeypatch):
     monkeypatch.setattr(_Kernel, "bind", lambda self: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(launch, "_load_code", lambda index, code: code)
+    monkeypatch.setattr(kernel, "_load_code", lambda index, code: code)
     made = channel_sum.build.__wrapped__
-    name, _, cubin = made()._load(0).partition(b"\0")
+    name, _, cubin = made().on(0).partition(b"\0")
     assert name.startswith(b"_Z") and b"channel_sum" in name and cubin.startswith(b"\x7fELF") and b"\0.text." + name in cubin
-    monkeypatch.setattr(launch.Kernel, "_compile", lambda self: pytest.fail("compiled again"))
-    assert made()._load(0) == name + b"\0" + cubin
+    monkeypatch.setattr(kernel.Kernel, "_compile", lambda self: pytest.fail("compiled again"))
+    assert made().on(0) == name + b"\0" + cubin
 
 
 @pytest.mark.parametrize("status", [driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY])
@@ -444,13 +438,13 @@ def test_it_is_loaded_at_once(status, monkeypatch):
         def from_cubin(cubin):
             return SimpleNamespace(get_kernel=lambda name: kernels[cubin, name])
 
-    monkeypatch.setattr(launch, "ObjectCode", ObjectCode)
+    monkeypatch.setattr(kernel, "ObjectCode", ObjectCode)
     monkeypatch.setattr(driver, "cuKernelGetAttribute", lambda attribute, kernel, device: (status, 32))
     if status == driver.CUresult.CUDA_SUCCESS:
-        assert launch._load_code(0, b"name\0ELF\0") in kernels.values()
+        assert kernel._load_code(0, b"name\0ELF\0") in kernels.values()
     else:
         with pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
-            launch._load_code(0, b"name\0ELF\0")
+            kernel._load_code(0, b"name\0ELF\0")
 
 
 def run(script, *arguments, folder):
@@ -502,61 +496,12 @@ def test_a_cubin_that_the_driver_refuses(tmp_path, monkeypatch):
     """Whole, and under its name, but no code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     x, y = torch.zeros(5, device="cuda"), torch.full((5,), float("nan"), device="cuda")
-    kernel = pointwise.build.__wrapped__(pointwise.Config())
-    path = cache._path(kernel._identity(x.device.index))
+    activate = elementwise.build.__wrapped__("activate", MISH_ADD_HARDTANH_SCALE)
+    path = cache._path(activate._identity(x.device.index))
     cache._keep(path, b"name\0\x7fELF")
-    kernel(1, x, y, 0, 0, 5, 0.5, 2.0, -1.0, 1.0)
+    activate.prepare(x.device, 1, 5)((x, y), (0, 0), (0.5, 2.0, -1.0, 1.0))
     assert y.tolist() == [1.0] * 5
     assert path.stat().st_size > 1000 and [path] == list(path.parent.iterdir())
-
-
-# Commands
-
-
-def test_warm_says_what_it_cannot_do(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert __main__.main(["warm"]) == 1
-    assert capsys.readouterr().out == "error: there is no CUDA device, and only its kernels are kept\n"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "/dev/null")
-    assert __main__.main(["warm"]) == 1
-    assert capsys.readouterr().out.startswith("error: [Errno 20] Not a directory")
-
-
-def test_what_warm_is_asked_for(monkeypatch):
-    calls = []
-    monkeypatch.setattr(warm, "main", lambda args: calls.append(args) or 0)
-    assert __main__.main(["warm"]) == __main__.main(["warm", "2,6,7,9", "1,6,5,5", "--kernel", "3,1", "--train"]) == 0
-    usual, given = calls
-    assert (usual.shapes, usual.out_channels, usual.kernel, usual.stride) == ([BENCHMARK.x], BENCHMARK.out_channels, 3, 2)
-    assert (usual.padding, usual.output_padding, usual.precision, usual.train) == (1, 1, "both", False)
-    assert (given.shapes, given.kernel, given.train) == ([(2, 6, 7, 9), (1, 6, 5, 5)], (3, 1), True)
-
-
-@pytest.mark.parametrize("arguments", [["1,2,3"], ["1,2,3,x"], ["--kernel", "1,2,3"], ["--precision", "fp16"]])
-def test_warm_refuses_wrong_arguments(arguments, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        __main__.main(["warm", *arguments])
-    assert "invalid" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_warm_runs_the_layer(train, capsys):
-    args = SimpleNamespace(out_channels=5, kernel=(3, 1), stride=(2, 1), padding=(1, 0), output_padding=(1, 0), train=train)
-    warm.call((2, 6, 7, 9), "fp32", args, "cpu")
-    assert capsys.readouterr().out == "cpu: serves 2x6x7x9 -> 2x5x14x9 on cpu in fp32\n"
-
-
-@pytest.mark.gpu
-def test_warm_compiles_ahead(tmp_path):
-    command = "import sys; from numba_impl import __main__; sys.exit(__main__.main(['warm', '2,16,9,12', '--train']))"
-    for how in ("compiled", "from the cache"):
-        place, *lines = run(command, folder=tmp_path).splitlines()
-        assert place == f"kept in {tmp_path / 'numba_impl'}"
-        calls = [line for line in lines if ": serves 2x16x9x12 -> " in line]
-        assert len(calls) == 2, "one a precision"
-        assert all(re.fullmatch(rf"\w+: {how} in \d+\.\d\d s", line) for line in lines if line not in calls)
-        assert len(lines) > len(calls)
 
 
 # What first calls cost

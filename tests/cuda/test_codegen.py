@@ -9,20 +9,20 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
 
-from numba_impl.backends.composite import channel_sum
-from numba_impl.backends.composite import elementwise as pointwise
-from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+from numba_impl import gpu
+from numba_impl.backends.composite import channel_sum, elementwise
 from numba_impl.backends.hopper import kernel as hopper
-from numba_impl.backends.hopper import weights as split
-from numba_impl.backends.tiled import backend as backend_tiled
+from numba_impl.backends.hopper import weights
+from numba_impl.backends.hopper.layout import Config
+from numba_impl.backends.tiled import backend
 from numba_impl.backends.tiled import kernel as tiled
-from numba_impl.backends.tiled.kernel import Tile
+from numba_impl.backends.tiled.tile import Tile
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.problem import Geometry
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 LOAD16, STORE16 = r"ld\.(global|shared)(\.\w+)*\.v4\.[bf]32", r"st\.global(\.\w+)*\.v4\.[bf]32"
 LOAD16_GLOBAL = LOAD16.replace("(global|shared)", "global")
 
@@ -85,15 +85,15 @@ def ptxas():
     return [path for path in (shutil.which("ptxas"), *map(str, places)) if path and shutil.which(path)]
 
 
-def test_pointwise(capability):
-    check(pointwise.build(pointwise.Config()), capability)
+def test_elementwise(capability):
+    check(elementwise.build("activate", CHAIN), capability)
 
 
-def test_pointwise_backward(capability):
+def test_elementwise_gradient(capability):
     """Reads z and gy in 16-byte vectors, and decides on the clamp by the very instructions of the forward."""
-    ptx = check_registers(pointwise_backward.build(pointwise.Config()), capability)
+    ptx = check_registers(elementwise.build("pre_gradient", CHAIN), capability)
     assert len(re.findall(LOAD16, ptx)) >= 2 and re.search(STORE16, ptx), "16-byte accesses are missing"
-    assert clamp_arithmetic(ptx) == clamp_arithmetic(pointwise.build(pointwise.Config()).ptx(capability))
+    assert clamp_arithmetic(ptx) == clamp_arithmetic(elementwise.build("activate", CHAIN).ptx(capability))
 
 
 def clamp_arithmetic(ptx):
@@ -104,14 +104,14 @@ def clamp_arithmetic(ptx):
 
 @pytest.mark.parametrize(("geometry", "tile"), TILED.values(), ids=TILED)
 def test_tiled(geometry, tile, capability):
-    ptx = check(tiled.build(geometry, tile), capability)
+    ptx = check(tiled.build(geometry, tile, "forward", CHAIN), capability)
     assert "cp.async.ca.shared.global" in ptx and "cp.async.cg.shared.global" in ptx
-    check_backward(geometry, tile, capability, ptx)
+    check_pre_gradient(geometry, tile, capability, ptx)
 
 
-def check_backward(geometry, tile, capability, forward):
+def check_pre_gradient(geometry, tile, capability, forward):
     """It reads a vector of gy for each that it stores; copies, exponentials and the clamp's decision are the forward's."""
-    ptx = check_registers(tiled.build(geometry, tile, backward=True), capability)
+    ptx = check_registers(tiled.build(geometry, tile, "pre_gradient", CHAIN), capability)
     assert len(re.findall(LOAD16_GLOBAL, ptx)) == len(re.findall(STORE16, ptx)) == len(re.findall(STORE16, forward)) > 0
     assert ptx.count("cp.async.") == forward.count("cp.async.") and ptx.count("ex2.approx") == forward.count("ex2.approx")
     assert clamp_arithmetic(ptx) == clamp_arithmetic(forward)
@@ -119,18 +119,18 @@ def check_backward(geometry, tile, capability, forward):
 
 @pytest.mark.parametrize("case", [BENCHMARK, *NETWORK_SHAPES], ids=str)
 def test_tiled_as_chosen(case, capability, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPUS[capability])
-    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    monkeypatch.setattr(gpu, "of", lambda device: GPUS[capability])
+    tile = backend.tile_for(problem(case, "cuda"))
     if tile is None:
         assert case != BENCHMARK
         pytest.skip("the tiled kernel declines this shape")
-    ptx = check(tiled.build(case.geometry, tile), capability)
+    ptx = check(tiled.build(case.geometry, tile, "forward", CHAIN), capability)
     if case == BENCHMARK:
-        check_backward(case.geometry, tile, capability, ptx)
+        check_pre_gradient(case.geometry, tile, capability, ptx)
 
 
-def test_split(capability):
-    check_registers(split.build(), capability)
+def test_weights(capability):
+    check_registers(weights.build(), capability)
 
 
 def test_channel_sum(capability):
@@ -139,34 +139,34 @@ def test_channel_sum(capability):
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
 @pytest.mark.parametrize(
-    ("in_channels", "out_channels", "terms", "vector", "bulk", "backward"),
+    ("in_channels", "out_channels", "terms", "vector", "bulk", "operation"),
     [
-        (64, 64, 3, 4, True, False),
-        (64, 64, 3, 1, False, False),
-        (64, 64, 1, 4, True, False),
-        (32, 64, 3, 1, True, False),
-        (64, 32, 3, 2, False, False),
-        (24, 40, 1, 1, False, False),
-        (8, 8, 3, 4, True, False),
-        (64, 64, 3, 4, True, True),
-        (64, 64, 1, 4, True, True),
-        (24, 40, 3, 1, False, True),
-        (64, 64, 3, 2, False, True),
+        (64, 64, 3, 4, True, "forward"),
+        (64, 64, 3, 1, False, "forward"),
+        (64, 64, 1, 4, True, "forward"),
+        (32, 64, 3, 1, True, "forward"),
+        (64, 32, 3, 2, False, "forward"),
+        (24, 40, 1, 1, False, "forward"),
+        (8, 8, 3, 4, True, "forward"),
+        (64, 64, 3, 4, True, "pre_gradient"),
+        (64, 64, 1, 4, True, "pre_gradient"),
+        (24, 40, 3, 1, False, "pre_gradient"),
+        (64, 64, 3, 2, False, "pre_gradient"),
     ],
 )
-def test_hopper(in_channels, out_channels, terms, vector, bulk, backward, capability):
-    config = hopper.Config(in_channels, out_channels, terms, vector, bulk, backward)
-    ptx = check_registers(hopper.build(config), (*capability, "a"))
+def test_hopper(in_channels, out_channels, terms, vector, bulk, operation, capability):
+    config = Config(in_channels, out_channels, terms, vector, bulk, operation)
+    ptx = check_registers(hopper.build(config, CHAIN), (*capability, "a"))
     assert ptx.count("wgmma.mma_async") == 9 * config.steps * terms, "a product is missing, or computed twice"
     assert ptx.count("ldmatrix") == 4 * config.steps * terms
     store = {4: "st.global.cs.v4.f32", 2: "st.global.cs.v2.f32", 1: "st.global.cs.f32"}[vector]
     assert ptx.count(store) == out_channels * 2 // vector, "outputs are stored in other pieces"
-    gy_vectors, gy_values = (0, 0) if not backward else (out_channels // 2, 0) if vector == 4 else (0, out_channels * 2)
+    gy_vectors, gy_values = (0, 0) if operation == "forward" else (out_channels // 2, 0) if vector == 4 else (0, out_channels * 2)
     assert ptx.count("ld.global.nc.v4.f32") == gy_vectors, "gy is read in other pieces"
     x_values = 0 if bulk else 8 * config.steps + 2
     assert ptx.count("ld.global.nc.f32") == x_values + gy_values, "x is read otherwise, or gy in other pieces"
     assert ("cp.async.bulk.tensor.4d.shared" in ptx) == ("fence.proxy.tensormap::generic.acquire.gpu" in ptx) == bulk
-    assert config.shared_bytes <= GPUS[capability].shared_memory_per_block_optin
+    assert config.shared.bytes <= GPUS[capability].shared_per_block
 
 
 def test_import_is_quiet_and_light():

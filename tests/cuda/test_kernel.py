@@ -12,11 +12,11 @@ from cuda.core._kernel_arg_handler import ParamHolder
 from numba.cuda import types
 
 from model_numba import ModelNumba
-from numba_impl import dispatch
-from numba_impl import gpu as cuda_support
-from numba_impl.backends.hopper import kernel as hopper
-from numba_impl.backends.hopper import weights as split
+from numba_impl import dispatch, gpu
+from numba_impl.backends.hopper import weights
+from numba_impl.backends.hopper.layout import Config
 from numba_impl.cuda import kernel as launch
+from numba_impl.cuda import tensor_map
 from numba_impl.cuda.kernel import Kernel
 from numba_impl.errors import KernelError
 from tests.cases import GPUS, VIEWS, Case, apply, problem
@@ -35,21 +35,18 @@ def launches(monkeypatch):
         found.append((kernel, config.grid[0], config.block[0], config.shmem_size, values))
 
     patch = monkeypatch.setattr
-    patch(cuda_support, "runs_kernels", lambda device: (True, ""))
-    patch(cuda_support, "capability", lambda device: (9, 0))
-    patch(torch.cuda, "get_device_properties", lambda device: GPUS[9, 0])
+    monkeypatch.delitem(dispatch.BACKENDS, "cpu")
+    patch(gpu, "why_no_kernels", lambda device: "")
+    patch(gpu, "of", lambda device: GPUS[9, 0])
     patch(torch.cuda, "current_device", lambda: None)  # the index of the CPU
     patch(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     patch(launch, "launch", record)
     patch(launch, "_bind", lambda index: None)
     patch(launch, "_allow_shared", lambda *args: None)
-    patch(hopper, "map_of", lambda x: WORDS)
-    patch(Kernel, "_load", lambda kernel, index: kernel.function.__name__)
-    launch._remembered_launch.cache_clear()
-    yield found
-    launch._remembered_launch.cache_clear()
-    hopper.prepare.cache_clear()
+    patch(tensor_map, "encode", lambda *args: WORDS)
+    patch(Kernel, "on", lambda kernel, index: kernel.function.__name__)
+    return found
 
 
 def as_fp32(value):
@@ -89,12 +86,12 @@ def some_kernel(array, pair, number, flag, constants):
     pass
 
 
-def test_arguments_prepared_or_not(launches):
+def test_arguments_before_or_at_the_launch(launches):
     pointer, i, f = types.CPointer(types.float32), types.int32, types.float32
     signature = types.void(pointer, types.UniTuple(i, 2), types.int64, types.boolean, types.UniTuple(f, 4))
-    kernel, x = Kernel(some_kernel, signature, 64, 1), torch.randn(3)
-    kernel(5, x, (7, -8), 9, True, CONSTANTS, shared_bytes=100)
-    kernel.prepare(x.device, 5, (7, -8), shared_bytes=100)((x,), (9, True), CONSTANTS)
+    kernel, x = Kernel(some_kernel, signature, 64, 1, shared_bytes=100), torch.randn(3)
+    kernel.prepare(x.device, 5, (7, -8))((x,), (9, True), CONSTANTS)
+    kernel.prepare(x.device, 5)((x,), ((7, -8), 9, True), CONSTANTS)
     want = x.data_ptr(), 7, -8, 9, 1, *map(ctypes.c_float, CONSTANTS)
     for name, blocks, threads, shared_bytes, values in launches:
         assert (name, blocks, threads, shared_bytes) == ("some_kernel", 5, 64, 100)
@@ -120,8 +117,7 @@ def test_the_current_stream_and_the_tensors_device(launches, monkeypatch):
     for stream in (0, 80, 0):
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index, stream=stream: stream)
         prepared((x,))
-        kernel(1, x)
-    assert seen == [(0, None)] * 2 + [(80, None)] * 2 + [(0, None)] * 2 and current == ["another"]
+    assert seen == [(0, None), (80, None), (0, None)] and current == ["another"]
 
 
 def test_other_constants_at_the_next_launch(launches):
@@ -174,7 +170,7 @@ def test_hopper_packs_the_weights_in_every_call(launches):
         y = apply(x, weight, bias, SMALL, backend="hopper")
     assert [name for name, *_ in launches] == ["split", "hopper"] * 2
     (_, blocks, threads, _, packing_values), (*_, shared_bytes, values) = launches[2:]
-    assert (blocks, threads) == (64, split.THREADS) and shared_bytes == hopper.Config(64, 64, 3, 4).shared_bytes
+    assert (blocks, threads) == (64, weights.THREADS) and shared_bytes == Config(64, 64, 3, 4).shared.bytes
     assert packing_values[0] == weight.data_ptr() and packing_values[4:] == (64, 64, *WORDS)
     assert values[:7] == (x.data_ptr(), *packing_values[1:4], weight.data_ptr(), bias.data_ptr(), y.data_ptr())
     assert values[7:13] == (8, 1, 8, 8, 16, 16)
@@ -186,10 +182,10 @@ def test_a_gradient_at_the_output_that_is_not_aligned(offset, backend, launches)
     x, weight, bias = case.draw()
     size = torch.Size(case.output_shape).numel()
     gy = torch.randn(size + offset)[offset:].view(case.output_shape)
-    g = dispatch.prepare(problem(case), backend, backward=True)(x, weight, bias, CONSTANTS, gy)
+    g = dispatch.plan(problem(case, operation="pre_gradient"), backend)(x, weight, bias, gy, constants=CONSTANTS)
     name, *_, values = launches[-1]
     arrays = 5 if backend == "tiled" else 8
-    assert name == f"{backend}_backward" and values[arrays - 2 : arrays] == (gy.data_ptr(), g.data_ptr())
+    assert name == backend and values[arrays - 2 : arrays] == (gy.data_ptr(), g.data_ptr())
     if backend == "tiled":
         assert values[-6] == (offset == 0), "stored by four"
 

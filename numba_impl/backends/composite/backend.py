@@ -1,34 +1,76 @@
-"""CUDA: torch's convolution, then a pointwise kernel in place on its result."""
+"""CUDA: torch's convolution, then a kernel in place on its result; and such passes over memory alone."""
 
-from numba_impl import gpu as cuda_support
-from numba_impl.backends import reference
-from numba_impl.problem import Constants, Problem
+import torch
 
-
-def supports(problem: Problem):
-    return cuda_support.serves(problem)
+from numba_impl import convolution
+from numba_impl.backends.base import Backend, Plan, dense, laid_out_as, passes, why_not_kernel
+from numba_impl.problem import Problem
 
 
-def run(x, weight, bias, constants: Constants, problem: Problem, gy=None):
-    with reference.convolution_precision(problem.precision, x.device):
-        z = reference.conv_transpose2d(x, weight, bias, problem.geometry)
-    return activate(z, z, constants) if gy is None else activate_backward(z, reference.laid_out_as(gy, z), constants)
+def why_not(problem: Problem) -> str:
+    if reason := why_not_kernel(problem, RUNS):
+        return reason
+    if problem.operation == "channel_sum" and problem.x.format != "nchw":
+        return "it sums contiguous tensors alone"
+    return ""
 
 
-def activate(x, y, constants: Constants):
-    """The epilogue from ``x`` into ``y``, which is returned: dense fp32 CUDA tensors of the same strides, or one tensor."""
-    from numba_impl.backends.composite import elementwise as pointwise
+def cycles(problem: Problem) -> float:
+    """The kernels go at the rate of the memory; that of sums writes next to nothing."""
+    if problem.geometry is not None:
+        return convolution.cycles(problem)
+    return passes(problem, 0.5 if problem.operation == "channel_sum" else 1)
 
-    pointwise.launch(x, y, *constants)
-    return y
+
+def plan(problem: Problem) -> Plan:
+    return Plan(problem, RUNS[problem.operation](problem), problem.permitted)
 
 
-def activate_backward(z, gy, constants: Constants):
-    """The epilogue's gradient at ``z`` from ``gy`` at its output, in z's memory, which is returned.
+def _forward(problem):
+    finish = _elementwise("activate", problem, problem.output_shape)
 
-    Dense fp32 CUDA tensors of the same strides. 0 at the clamp's bounds and beyond, NaN where z is not finite.
-    """
-    from numba_impl.backends.composite import elementwise_gradient as pointwise_backward
+    def run(x, weight, bias, constants):
+        with convolution.in_precision(problem.permitted, x.device):
+            z = convolution.forward(x, weight, bias, problem.geometry)
+        return finish(z, z, constants)
 
-    pointwise_backward.launch(z, gy, z, *constants)
-    return z
+    return run
+
+
+def _pre_gradient(problem):
+    finish = _elementwise("pre_gradient", problem, problem.output_shape)
+
+    def run(x, weight, bias, gy, constants):
+        with convolution.in_precision(problem.permitted, x.device):
+            z = convolution.forward(x, weight, bias, problem.geometry)
+        return finish(laid_out_as(gy, z), z, constants)
+
+    return run
+
+
+def _activate(problem):
+    finish = _elementwise("activate", problem, problem.x.shape)
+
+    def run(x, y, constants):
+        source = x if dense(x) else x.contiguous()
+        target = source if source is y else torch.empty_like(source)
+        return finish(source, target, constants)
+
+    return run
+
+
+def _channel_sum(problem):
+    from numba_impl.backends.composite import channel_sum
+
+    sums = channel_sum.prepare(problem.device, problem.x.shape)
+    return lambda g, constants: sums(g)
+
+
+def _elementwise(operation, problem, shape):
+    from numba_impl.backends.composite import elementwise
+
+    return elementwise.prepare(operation, problem.epilogue, problem.device, shape)
+
+
+RUNS = {"forward": _forward, "pre_gradient": _pre_gradient, "activate": _activate, "channel_sum": _channel_sum}
+BACKEND = Backend(why_not, cycles, plan)

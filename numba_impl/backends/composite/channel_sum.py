@@ -3,21 +3,20 @@
 A block adds up some pieces of the planes of one channel, each thread on its own, then the threads pairwise.
 """
 
-import functools
-
 import torch
 from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
-from numba_impl.cuda import ptx
-from numba_impl.cuda.kernel import Kernel, contiguous, multiprocessors
+from numba_impl import gpu
+from numba_impl.cuda.kernel import Kernel, built
+from numba_impl.cuda.ptx import memory
 
 THREADS = 256
 PIECE = 16 * THREADS  # values of a plane
 BLOCKS = 16  # a multiprocessor, about
 
 
-@functools.lru_cache
+@built
 def build() -> Kernel:
     def channel_sum(g, sums, images, channels, plane, parts, vectors):
         # g [images, channels, plane] fp32; sums [channels, parts]
@@ -32,11 +31,11 @@ def build() -> Kernel:
             end = min(first + PIECE, plane)
             if vectors:
                 for i in range(first + 4 * thread, end, 4 * THREADS):
-                    four = ptx.load4(g, at + i)
+                    four = memory.load(g, at + i, 4)
                     a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
             else:
                 for i in range(first + thread, end, THREADS):
-                    a += ptx.load(g, at + i)
+                    a += memory.load(g, at + i)
         partial[thread] = (a + b) + (c + d)
         cuda.syncthreads()
         half = int32(THREADS // 2)
@@ -52,17 +51,17 @@ def build() -> Kernel:
     return Kernel(channel_sum, types.void(pointer, pointer, n, i, n, i, types.boolean), THREADS, 1, config=())
 
 
-def launch(g):
-    """[C]: the sums of ``g`` [N, C, H, W], fp32 and contiguous, a tensor.
-
-    Raises TypeError for another dtype and ValueError for other strides.
-    """
-    g = contiguous("g", g)
-    images, channels, *size = g.shape
-    plane = size[0] * size[1]
+def prepare(device, shape):
+    """A function of ``g``, fp32 and contiguous, of this shape [N, C, H, W]: it gives the sums, [C]."""
+    images, channels, height, width = shape
+    plane = height * width
     pieces = images * -(-plane // PIECE)
-    parts = max(1, min(-(-BLOCKS * multiprocessors(g.device) // channels), pieces))
-    sums = torch.empty(channels, parts, device=g.device)
-    vectors = plane % 4 == 0 and g.data_ptr() % 16 == 0
-    build()(channels * parts, g, sums, images, channels, plane, parts, vectors)
-    return sums.sum(1)
+    parts = max(1, min(-(-BLOCKS * gpu.of(device).multiprocessors // channels), pieces))
+    launch = build().prepare(device, channels * parts, images, channels, plane, parts)
+
+    def run(g):
+        sums = torch.empty(channels, parts, dtype=g.dtype, device=g.device)
+        launch((g, sums), (plane % 4 == 0 and g.data_ptr() % 16 == 0,))
+        return sums.sum(1)
+
+    return run

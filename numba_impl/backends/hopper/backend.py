@@ -2,80 +2,85 @@
 
 import torch
 
-from numba_impl import gpu as cuda_support
-from numba_impl.backends.tiled import backend as backend_tiled
-from numba_impl.problem import Constants, Problem
+from numba_impl import convolution, gpu
+from numba_impl.backends.base import LAYER, Backend, Plan, why_not_kernel
+from numba_impl.backends.hopper import cost
+from numba_impl.backends.hopper.layout import BOX, GEOMETRY, MAX_CHANNELS, Config, grid, too_large
+from numba_impl.problem import Problem
 
-AXIS = 3, 2, 1  # kernel, stride, padding
-
-precision = cuda_support.precision
+CAPABILITY = (9, 0)  # wgmma and setmaxnreg are of sm_90a alone
 
 
-def supports(problem: Problem):
-    ok, reason = cuda_support.serves(problem)
-    if not ok:
-        return ok, reason
-    from numba_impl.backends.hopper import kernel as hopper
-
-    capability = cuda_support.capability(problem.device)
-    if capability != hopper.CAPABILITY:
-        return False, f"it uses instructions of compute capability {hopper.CAPABILITY} alone, {problem.device} has {capability}"
-    if any((axis.kernel_size, axis.stride, axis.padding) != AXIS for axis in (problem.geometry.rows, problem.geometry.cols)):
-        return False, f"it is for kernel {AXIS[0]}, stride {AXIS[1]}, padding {AXIS[2]} alone, not {problem.geometry}"
+def why_not(problem: Problem) -> str:
+    if reason := why_not_kernel(problem, LAYER):
+        return reason
+    found = gpu.of(problem.device)
+    if found.capability != CAPABILITY:
+        return f"it uses instructions of compute capability {CAPABILITY} alone, {problem.device} has {found.capability}"
+    sizes = tuple((axis.kernel_size, axis.stride, axis.padding) for axis in (problem.geometry.rows, problem.geometry.cols))
+    kernel_size, stride, padding = served = GEOMETRY.rows.kernel_size, GEOMETRY.rows.stride, GEOMETRY.rows.padding
+    if sizes != (served, served):
+        return f"it is for kernel {kernel_size}, stride {stride}, padding {padding} alone, not {problem.geometry}"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
-        if channels % 8 or channels > hopper.MAX_CHANNELS:
-            return False, f"it is for multiples of 8 up to {hopper.MAX_CHANNELS} channels, not {channels} {name}"
-    needed = config(problem).shared_bytes
-    available = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
-    if needed > available:
-        return False, f"it needs {needed} bytes of shared memory a block, {problem.device} has {available}"
-    reason = hopper.too_large(problem.batch, problem.height, problem.width)
-    return not reason, reason
+        if channels % 8 or channels > MAX_CHANNELS:
+            return f"it is for multiples of 8 up to {MAX_CHANNELS} channels, not {channels} {name}"
+    needed = config(problem).shared.bytes
+    if needed > found.shared_per_block:
+        return f"it needs {needed} bytes of shared memory a block, {problem.device} has {found.shared_per_block}"
+    return too_large(problem.batch, problem.height, problem.width)
 
 
-def pays(problem: Problem):
-    """Whether the kernel is predicted to be faster than the tiled one, and if not, why.
-
-    Its blocks start with the weights, 147 KB in fp32, split by a kernel before it: too much for a few cells.
-    """
-    from numba_impl.backends.hopper import kernel as hopper
-    from numba_impl.backends.tiled import cost as tiles
-
-    tile = backend_tiled.tile_for(problem)
-    if tile is None:
-        return True, ""
-    multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
-    own = hopper.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
-    other = tiles.cycles(problem.geometry, tile, problem.size, multiprocessors)
-    return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the tiled kernel {other / 1e3:.0f}"
+def cycles(problem: Problem) -> float:
+    multiprocessors = gpu.of(problem.device).multiprocessors
+    return cost.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
 
 
-def terms(problem: Problem) -> int:
-    return 3 if precision(problem) == "fp32" else 1
+def plan(problem: Problem) -> Plan:
+    fill, shape, device = filler(problem), problem.output_shape, problem.device
 
-
-def config(problem: Problem):
-    """The kernel's, less what the alignment of the output decides."""
-    from numba_impl.backends.hopper import kernel as hopper
-
-    return hopper.Config(problem.in_channels, problem.out_channels, terms(problem), vector=1)
-
-
-def prepare(problem: Problem, backward):
-    from numba_impl.backends.hopper import kernel as hopper
-    from numba_impl.backends.hopper import weights as split
-
-    shape = problem.output_shape
-    pack, number = split.prepare(problem.in_channels, problem.out_channels, problem.device), terms(problem)
-
-    def run(x, weight, bias, constants: Constants, gy):
-        packed, factors, x_map = split.outputs(weight)
-        x, weight = x.contiguous(), weight.contiguous()
-        pack((weight, packed, factors, x_map), (hopper.map_of(x),))
-        bias = weight.new_zeros(problem.out_channels) if bias is None else bias.contiguous()
-        out = torch.empty(*shape, dtype=torch.float32, device=weight.device)
-        outputs = [gy.contiguous(), out] if backward else [out]
-        hopper.start(x, packed, factors, x_map, weight, bias, outputs, number, constants)
+    def run(x, weight, bias, *others):
+        *gy, constants = others
+        out = torch.empty(*shape, dtype=torch.float32, device=device)
+        fill(x.contiguous(), weight.contiguous(), bias, [t.contiguous() for t in gy], out, constants)
         return out
 
-    return run
+    return Plan(problem, run, convolution.precision(problem))
+
+
+def config(problem: Problem, vector=1, bulk=True) -> Config:
+    """The kernel's, by default less what the tensors' addresses decide, on which neither time nor shared memory depend."""
+    terms = 3 if convolution.precision(problem) == "fp32" else 1
+    return Config(problem.in_channels, problem.out_channels, terms, vector, bulk, problem.operation)
+
+
+def filler(problem: Problem):
+    """A function of (x, weight, bias or None, [] or [gy], out, constants), contiguous tensors, that fills ``out``."""
+    from numba_impl.backends.hopper import kernel, weights
+    from numba_impl.cuda import tensor_map
+
+    device, (batch, in_channels, out_channels, height, width) = problem.device, problem.size
+    shape, box, (out_height, out_width) = tuple(problem.x.shape), (BOX, 1, in_channels, 1), problem.output_shape[2:]
+    strips, units, blocks = grid(batch, height, width, gpu.of(device).multiprocessors)
+    split = weights.prepare(in_channels, out_channels, device)
+    launches = {}  # (vector, bulk) -> launch: tensors may lie in memory in a few ways that want kernels of their own
+
+    def launch_for(vector, bulk):
+        if (vector, bulk) not in launches:
+            built = kernel.build(config(problem, vector, bulk), problem.epilogue)
+            launches[vector, bulk] = built.prepare(device, blocks, units, strips, (height, width, out_height, out_width))
+        return launches[vector, bulk]
+
+    def fill(x, weight, bias, gy, out, constants):
+        if not batch:
+            return
+        bias = weight.new_zeros(out_channels) if bias is None else bias.contiguous()
+        packed, factors, x_map = weights.empty(in_channels, out_channels, device)
+        bulk = tensor_map.fits(x.data_ptr(), shape)
+        split((weight, packed, factors, x_map), (tensor_map.encode(x.data_ptr(), shape, box) if bulk else tensor_map.NONE,))
+        vector = next(v for v in (4, 2, 1) if out_width % v == 0 and not any(t.data_ptr() % (4 * v) for t in (*gy, out)))
+        launch_for(vector, bulk)((x, packed, factors, x_map, weight, bias, *gy, out), constants=constants)
+
+    return fill
+
+
+BACKEND = Backend(why_not, cycles, plan)

@@ -4,46 +4,44 @@ It runs before each call of the layer, on the same stream, so that no change of 
 missed, whoever makes it (an optimiser, ``weight.data``, a replayed graph), and nothing waits. A block
 has one output channel, which has a scale of its own: the largest |w| becomes 2^14 ... 2^15.
 
-On the way it puts the tensor map of x, its arguments, into global memory, where the bulk copy engine reads it.
+It also puts the tensor map of x, its arguments, into global memory. The bulk copy engine reads a map from there or from a
+kernel's parameters; Numba gives no address of a parameter, and any other way to global memory is one more launch or copy.
 """
-
-import functools
 
 import torch
 from numba import cuda, float32, int32
 from numba.cuda import types
 
-from numba_impl.backends.hopper.scaling import MAX_SHIFT
-from numba_impl.cuda import ptx, tensor_map
+from numba_impl.backends.hopper.scaling import MAX_SHIFT, power
+from numba_impl.backends.hopper.schedule import TAPS
 from numba_impl.cuda.device import device, unroll
-from numba_impl.cuda.kernel import Kernel, contiguous
+from numba_impl.cuda.kernel import Kernel, built
+from numba_impl.cuda.ptx import maths, memory
+from numba_impl.cuda.tensor_map import WORDS
 
 THREADS = 128
-TAPS = 9
 TOP = 14  # exponent that the largest |w| of a channel is given
 
 
 def shapes(in_channels, out_channels):
-    """Of ``packed``, [hi and lo, taps, padded in_channels / 8, out_channels, 4] pairs of fp16, ``factors`` and ``x_map``."""
+    """The shapes of packed, [hi and lo, taps, padded in_channels / 8, out_channels, 4] pairs of fp16, factors and x_map."""
     packed = 2, TAPS, -(-in_channels // 16) * 2, out_channels, 4
-    return {"packed": packed, "factors": (out_channels,), "x_map": (tensor_map.WORDS,)}
+    return packed, (out_channels,), (WORDS,)
 
 
-def outputs(weight):
-    """Empty (packed, factors, x_map) for a weight tensor, on its device."""
-    packed, factors, x_map = shapes(*weight.shape[:2]).values()
-    device = weight.device
-    packed, x_map = torch.empty(*packed, dtype=torch.int32, device=device), torch.empty(*x_map, dtype=torch.int64, device=device)
-    return packed, weight.new_empty(*factors), x_map
+def empty(in_channels, out_channels, device):
+    """(packed, factors, x_map) for the kernel to fill."""
+    dtypes = torch.int32, torch.float32, torch.int64
+    return [torch.empty(*shape, dtype=dtype, device=device) for shape, dtype in zip(shapes(in_channels, out_channels), dtypes)]
 
 
-@functools.lru_cache
+@built
 def build() -> Kernel:
     @device
     def store_word(i, x_map, words):
         x_map[i] = words[i]
 
-    store_words = unroll(tensor_map.WORDS, store_word)
+    store_words = unroll(WORDS, store_word)
 
     def split(weight, packed, factors, x_map, in_channels, out_channels, words):
         # weight [in_channels, out_channels, 9] fp32; packed [2 (hi, lo), 9, padded / 8, out_channels, 4] pairs of fp16
@@ -54,8 +52,8 @@ def build() -> Kernel:
         size = int32(in_channels * TAPS)
         own = int32(0)
         for e in range(thread, size, THREADS):
-            value = ptx.load(weight, (e // TAPS * out_channels + channel) * TAPS + e % TAPS)
-            own = max(own, ptx.bits(value) & 0x7FFFFFFF)
+            value = memory.load(weight, (e // TAPS * out_channels + channel) * TAPS + e % TAPS)
+            own = max(own, maths.bits(value) & 0x7FFFFFFF)
         largest[thread] = own
         cuda.syncthreads()
         for other in range(THREADS):
@@ -64,34 +62,23 @@ def build() -> Kernel:
         # Not finite, or so large or small that its scale would leave the range: 0 says that no fp16 stands for it.
         fits = own == 0 or (own >> 23) - 127 + shift == TOP
         if thread == 0:
-            factors[channel] = ptx.from_bits(int32((127 - shift) << 23)) if fits else float32(0)
-        scale = ptx.from_bits(int32((127 + shift) << 23))
+            factors[channel] = power(-shift) if fits else float32(0)
+        scale = power(shift)
         pairs = int32((in_channels + 15) // 16 * 8)
         for e in range(thread, pairs * TAPS, THREADS):
             pair, tap = int32(e // TAPS), int32(e % TAPS)
             a, b = float32(0), float32(0)
             if 2 * pair < in_channels:
-                a = ptx.load(weight, (2 * pair * out_channels + channel) * TAPS + tap)
-                b = ptx.load(weight, ((2 * pair + 1) * out_channels + channel) * TAPS + tap)
+                a = memory.load(weight, (2 * pair * out_channels + channel) * TAPS + tap)
+                b = memory.load(weight, ((2 * pair + 1) * out_channels + channel) * TAPS + tap)
             to = ((tap * (pairs // 4) + pair // 4) * out_channels + channel) * 4 + pair % 4
-            packed[to], packed[pairs * TAPS * out_channels + to] = ptx.split_half2(a * scale, b * scale)
+            packed[to], packed[pairs * TAPS * out_channels + to] = maths.split_half2(a * scale, b * scale)
 
-    f, i, word, pointer = types.float32, types.int32, types.int64, types.CPointer
-    arrays = pointer(f), pointer(i), pointer(f), pointer(word)
-    signature = types.void(*arrays, i, i, types.UniTuple(word, tensor_map.WORDS))
-    return Kernel(split, signature, THREADS, 1, config=())
-
-
-def launch(weight, packed, factors, x_map, words):
-    """Fill ``packed`` (int32, ``shapes``) and ``factors`` from ``weight`` [in_channels, out_channels, 3, 3], fp32; ``x_map``
-    (int64) from ``words``, of ``tensor_map``.
-
-    in_channels must be even; all are contiguous tensors of one device.
-    """
-    weight = contiguous("weight", weight)
-    prepare(*weight.shape[:2], weight.device)((weight, packed, factors, x_map), (words,))
+    f, i, word = types.float32, types.int32, types.int64
+    arrays = map(types.CPointer, (f, i, f, word))
+    return Kernel(split, types.void(*arrays, i, i, types.UniTuple(word, WORDS)), THREADS, 1, config=())
 
 
 def prepare(in_channels, out_channels, device):
-    """The launch for a size; the words are left to each."""
+    """The launch of (weight [in_channels, out_channels, 3, 3], *``empty``) and (the words of x's map,); in_channels is even."""
     return build().prepare(device, out_channels, in_channels, out_channels)

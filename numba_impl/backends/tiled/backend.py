@@ -1,62 +1,89 @@
-"""CUDA: the tiled kernel, with a tile chosen for the problem."""
+"""CUDA: the tiled kernel, in strict fp32, with a tile chosen for the problem."""
+
+from collections.abc import Callable
 
 import torch
 
-from numba_impl import gpu as cuda_support
-from numba_impl.problem import Constants, Problem
+from numba_impl import gpu
+from numba_impl.backends.base import LAYER, Backend, Plan, why_not_kernel
+from numba_impl.backends.tiled import cost
+from numba_impl.backends.tiled.tile import Tile
+from numba_impl.backends.tiled.weights import packer
+from numba_impl.problem import Problem
 
 
-def precision(problem: Problem) -> str:
-    """Strict, also where TF32 is permitted."""
-    return "fp32"
-
-
-def supports(problem: Problem):
-    ok, reason = cuda_support.serves(problem)
-    if not ok:
-        return ok, reason
-    from numba_impl.backends.tiled import kernel as tiled
-
+def why_not(problem: Problem) -> str:
+    if reason := why_not_kernel(problem, LAYER):
+        return reason
     tile = tile_for(problem)
     if tile is None:
-        return False, f"no tile holds the sums of {problem.geometry} in registers and its stages in shared memory"
-    reason = tiled.too_large(problem.geometry, tile, *problem.size)
-    return not reason, reason
+        return f"no tile holds the sums of {problem.geometry} in registers and its stages in shared memory"
+    return too_large(problem, tile)
 
 
-def pays(problem: Problem):
-    """Whether the kernel is predicted to be faster than torch's convolution with the pointwise kernel, and if not, why.
-
-    Few cells and many input channels make few blocks with long sums, which cuDNN splits; and it may use TF32.
-    """
-    from numba_impl.backends.tiled import cost as tiles
-
-    multiprocessors = torch.cuda.get_device_properties(problem.device).multi_processor_count
-    own = tiles.cycles(problem.geometry, tile_for(problem), problem.size, multiprocessors)
-    other = tiles.composite_cycles(problem.geometry, problem.size, multiprocessors, cuda_support.cudnn_precision(problem))
-    return own < other, f"it would take some {own / 1e3:.0f} thousand cycles, the composite {other / 1e3:.0f}"
+def cycles(problem: Problem) -> float:
+    return cost.cycles(problem.geometry, tile_for(problem), problem.size, gpu.of(problem.device))
 
 
-def prepare(problem: Problem, backward):
-    from numba_impl.backends.tiled import kernel as tiled
+def plan(problem: Problem) -> Plan:
+    tile = tile_for(problem)
+    fill, pack = filler(problem, tile), packer(problem.geometry, tile)
+    shape, dtype, device = problem.output_shape, problem.dtype, problem.device
 
-    geometry, tile, device, shape = problem.geometry, tile_for(problem), problem.device, problem.output_shape
-    pack, launch = tiled.packer(geometry, tile), tiled.plan(geometry, tile, *problem.size, backward).prepare(device)
-
-    def run(x, weight, bias, constants: Constants, gy):
-        out = torch.empty(*shape, dtype=torch.float32, device=device)
+    def run(x, weight, bias, *gy_and_constants):
+        *gy, constants = gy_and_constants
+        out = torch.empty(shape, dtype=dtype, device=device)
         bias = None if bias is None else bias.contiguous()
-        outputs = [gy.contiguous(), out] if backward else [out]
-        launch(x.contiguous(), pack(weight), bias, outputs, constants)
+        fill(x.contiguous(), pack(weight), bias, [g.contiguous() for g in gy], out, constants)
         return out
 
-    return run
+    return Plan(problem, run)
 
 
-def tile_for(problem: Problem):
-    """The tile for a problem on its device, or None."""
-    from numba_impl.backends.tiled import cost as tiles
+def tile_for(problem: Problem) -> Tile | None:
+    """The tile for a problem on its device."""
+    return cost.choose(problem.geometry, problem.size, gpu.of(problem.device))
 
-    device = torch.cuda.get_device_properties(problem.device)
-    limits = device.multi_processor_count, device.shared_memory_per_block_optin, device.shared_memory_per_multiprocessor
-    return tiles.choose(problem.geometry, problem.size, *limits)
+
+def too_large(problem: Problem, tile: Tile) -> str:
+    """Why the kernel's 32-bit numbers do not hold a problem's sizes; empty if they do."""
+    _, in_channels, out_channels, height, width = problem.size
+    if in_channels * height * width >= 2**31:
+        return "an image has 2^31 values or more"
+    if max(problem.output_shape[1:]) >= 2**31:
+        return "an output has 2^31 channels, rows or columns, or more"
+    if tile.grid(problem.geometry, problem.size)[-1] >= 2**31:
+        return "it would take 2^31 blocks or more"
+    if -(-in_channels // tile.depth) * tile.depth * out_channels * problem.geometry.taps >= 2**31:
+        return "the weight has 2^31 values or more"
+    return ""
+
+
+def filler(problem: Problem, tile: Tile) -> Callable:
+    """A function ``(x, weight, bias, gy, out, constants)`` that fills ``out`` [N, C_out, H_out, W_out] with the kernel of a tile.
+
+    All are contiguous. ``weight`` is what ``packer`` makes of it for this tile, ``bias`` None if the problem has none,
+    ``gy`` a list of the gradient at the output, or empty if the operation takes none.
+    """
+    from numba_impl.backends.tiled.kernel import build
+
+    geometry, (_, out_channels, out_height, out_width) = problem.geometry, problem.output_shape
+    *tiles, blocks = tile.grid(geometry, problem.size)
+    if not blocks:
+        return lambda *arguments: None
+    sizes = problem.in_channels, problem.height, problem.width, out_channels, out_height, out_width
+    bias_size = 0 if problem.bias is None else out_channels
+    kernel = build(geometry, tile, problem.operation, problem.epilogue)
+    launch = kernel.prepare(problem.device, blocks, sizes, tuple(tiles), bias_size)
+    # Where they are aligned, outputs may be stored by four, and weights copied by four.
+    wide, whole = out_width % 4 == tile.cols * geometry.cols.stride % 4 == 0, out_channels * geometry.taps % 4 == 0
+
+    def fill(x, weight, bias, gy, out, constants):
+        arrays = x, weight, x if bias is None else bias, *gy, out
+        vectors = wide and (arrays[3].data_ptr() | out.data_ptr()) % 16 == 0
+        launch(arrays, (vectors, whole and weight.data_ptr() % 16 == 0), constants)
+
+    return fill
+
+
+BACKEND = Backend(why_not, cycles, plan)

@@ -3,12 +3,12 @@
 A geometry has at most six tiles, so that sizes that keep changing do not keep compiling.
 """
 
-import functools
 import itertools
 import math
 from dataclasses import replace
 
-from numba_impl.backends.tiled.kernel import Tile
+from numba_impl.backends.tiled.tile import Tile
+from numba_impl.gpu import Gpu
 
 THREADS = 128
 COL_GROUPS = (8, 2)  # wide and narrow images
@@ -23,22 +23,14 @@ MOST_TAPS, LARGEST_BODY = 128, 1600
 ONE_WARP, MANY_WARPS = 0.5, 0.72
 SHORT_RUNS = 1.05  # narrow tiles store shorter runs and copy more of the halo
 OUTPUT_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 18, 1000
-# The same of cuDNN and the pointwise kernel after it: cycles to start, and operations a multiprocessor a cycle in fp32 where it
-# is a convolution and where it is a matrix product, and in TF32 at stride 1. At other strides TF32 takes the same time for
-# whatever taps and up to 128 output channels: cycles of a multiprocessor for a pixel of the output and an input channel.
-COMPOSITE_START, COMPOSITE_CONVOLUTION, COMPOSITE_PRODUCT = 24_000, 64, 120
-COMPOSITE_TF32, COMPOSITE_TF32_CHANNELS, COMPOSITE_TF32_PIXEL = 1700, 128, 1.3
 
 
-@functools.lru_cache(maxsize=1024)
-def choose(geometry, size, multiprocessors, shared_per_block, shared_per_sm):
+def choose(geometry, size, gpu: Gpu) -> Tile | None:
     """The tile with the least predicted time for a ``Problem.size``, or None where none fits registers and shared memory."""
-    tiles = candidates(geometry, size[2], shared_per_block, shared_per_sm)
-    return min(tiles, key=lambda tile: cycles(geometry, tile, size, multiprocessors), default=None)
+    return min(candidates(geometry, size[2], gpu), key=lambda tile: cycles(geometry, tile, size, gpu), default=None)
 
 
-@functools.lru_cache(maxsize=256)
-def candidates(geometry, out_channels, shared_per_block, shared_per_sm):
+def candidates(geometry, out_channels, gpu: Gpu) -> list[Tile]:
     """Tiles for a geometry: three amounts of work a thread, each for wide and for narrow images."""
     found = []
     for sums, blocks in BUDGETS.items():
@@ -48,7 +40,7 @@ def candidates(geometry, out_channels, shared_per_block, shared_per_sm):
             channel_groups = _channel_groups(channels, out_channels)
             row_groups = THREADS // (channel_groups * col_groups)
             tile = Tile(channels, rows, cols, channel_groups, row_groups, col_groups, blocks=blocks)
-            tile = _fit_stage(geometry, tile, shared_per_block, shared_per_sm)
+            tile = _fit_stage(geometry, tile, gpu)
             if tile is not None and tile not in found:
                 found.append(tile)
     return found
@@ -104,12 +96,12 @@ def _channel_groups(channels, out_channels):
     return min(options, key=lambda groups: (-(-out_channels // (groups * channels)) * groups * channels, -groups))
 
 
-def _fit_stage(geometry, tile, shared_per_block, shared_per_sm):
+def _fit_stage(geometry, tile, gpu):
     """The tile with the deepest stage that fits shared memory and registers, unrolled as far as pays; None if none fits."""
     for depth in (8, 4, 2, 1):
         deep = replace(tile, depth=depth)
-        size = deep.shared_bytes(geometry)
-        fits = size <= shared_per_block and (size + RESERVED_SHARED) * tile.blocks <= shared_per_sm
+        size = deep.shared(geometry).bytes
+        fits = size <= gpu.shared_per_block and (size + RESERVED_SHARED) * tile.blocks <= gpu.shared_per_multiprocessor
         if fits and _registers(geometry, deep) <= _most_registers(deep):
             return replace(deep, unroll=_unroll(geometry, deep))
     return None
@@ -124,33 +116,18 @@ def _unroll(geometry, tile):
     return 1
 
 
-@functools.lru_cache(maxsize=4096)
-def cycles(geometry, tile, size, multiprocessors):
-    """Predicted clock cycles: the instructions of a warp, times the warps a scheduler issues one after another."""
-    batch, in_channels, out_channels, height, width = size
-    blocks = tile.grid(geometry, batch, out_channels, height, width)[-1]
-    per_channel = _body(geometry, tile) / _efficiency(geometry, tile)
+def cycles(geometry, tile, size, gpu: Gpu) -> float:
+    """Predicted clock cycles: the instructions of a warp, times the warps that a scheduler issues one after another."""
     depth, x_rows, x_cols = tile.pixel_stage(geometry)
+    per_channel = _body(geometry, tile) / _efficiency(geometry, tile)
     copies = (3 * x_rows * x_cols + geometry.taps * tile.tile_channels / 2) / tile.threads + 40 / depth
-    channels = -(-in_channels // depth) * depth
+    channels = -(-size[1] // depth) * depth
     warp = channels * (per_channel + copies) + _sums(geometry, tile) * OUTPUT_INSTRUCTIONS + BLOCK_INSTRUCTIONS
 
     def wave(resident):
-        """Of ``resident`` blocks a multiprocessor, which has four schedulers of 32 lanes."""
+        """``resident`` blocks at once on a multiprocessor, which has four schedulers of 32 lanes."""
         return warp * max(resident * tile.threads / 128 / MANY_WARPS, 1 / ONE_WARP)
 
-    full, rest = divmod(blocks, multiprocessors * tile.blocks)
-    time = full * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)
+    full, rest = divmod(tile.grid(geometry, size)[-1], gpu.multiprocessors * tile.blocks)
+    time = full * wave(tile.blocks) + (wave(-(-rest // gpu.multiprocessors)) if rest else 0)
     return time if tile.col_groups == max(COL_GROUPS) else time * SHORT_RUNS
-
-
-def composite_cycles(geometry, size, multiprocessors, precision):
-    """Predicted clock cycles of torch's convolution and the pointwise kernel, for comparison; in TF32 the least."""
-    batch, in_channels, out_channels, height, width = size
-    pixels = batch * geometry.rows.output_size(height) * geometry.cols.output_size(width)
-    if precision == "tf32" and geometry.parities > 1:
-        passes = -(-out_channels // COMPOSITE_TF32_CHANNELS)
-        return COMPOSITE_START + pixels * in_channels * passes * COMPOSITE_TF32_PIXEL / multiprocessors
-    operations = 2 * pixels * out_channels * in_channels * geometry.taps / geometry.parities
-    rate = COMPOSITE_PRODUCT if geometry.taps == geometry.parities == 1 else COMPOSITE_CONVOLUTION
-    return COMPOSITE_START + operations / ((rate if precision == "fp32" else COMPOSITE_TF32) * multiprocessors)

@@ -1,45 +1,52 @@
-"""The pointwise kernel, through its launcher: sizes, alignments, special values (simulator and GPU), 2^31 (GPU)."""
+"""The epilogue's kernel and its gradient's: sizes, alignments, special values, the clamp (simulator and GPU), 2^31 (GPU)."""
 
 import pytest
 import torch
 
-from numba_impl.backends.composite import elementwise as pointwise
-from numba_impl.backends.composite.elementwise import Config
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue
-from tests.cases import CLAMPED, OPEN, Guarded
+from numba_impl.backends.composite import elementwise
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE, Constants
+from numba_impl.oracle import BARE, check_epilogue, check_epilogue_gradient
+from tests.backends.composite.conftest import small
+from tests.backends.values import CONSTANTS, SPECIAL, around_the_bounds, every_exponent, special_pairs
+from tests.cases import CLAMPED, OPEN, Guarded, bits
 
 pytestmark = pytest.mark.gpu
 
-FEW = Config(threads=8, blocks=2)  # the simulator needs a millisecond a thread; the loops run many times
 # The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
-NUMPY_WARNS = "ignore:.*encountered in scalar:RuntimeWarning"
-SPECIAL = [
-    *(0.0, 1e-45, 1e-40, 2.0**-126, 1e-30, 1e-8, 1.0, 19.999998, 20.0, 20.000002, 44.0, 87.0, 88.0, 88.8, 89.0),
-    *(103.9, 104.0, 127.0, 150.0, 1e4, 1e30, 3.4e38, float("inf"), float("nan")),
-]
+numpy_warns = pytest.mark.filterwarnings("ignore:.*encountered in scalar:RuntimeWarning")
 
 
-def run(x, y, constants, config=FEW):
-    pointwise.launch(x, y, *constants, config)
+def run(operation, source, target, constants):
+    """The kernel, which gives its target and writes no other array."""
+    before = source.clone()
+    run = elementwise.prepare(operation, MISH_ADD_HARDTANH_SCALE, target.device, target.shape)
+    assert run(source, target, constants) is target
+    assert source is target or torch.equal(bits(source), bits(before)), "the input was written"
 
 
-def check(x, constants, config=FEW, offset=0):
+def check(x, constants, offset=0):
     """Out of place, and nothing but ``y`` is written."""
-    before, out = x.clone(), Guarded(x.shape, x.device, offset)
-    run(x, out.tensor, constants, config)
+    out = Guarded(x.shape, x.device, offset)
+    run("activate", x, out.tensor, constants)
     out.check()
-    assert torch.equal(x.view(torch.int32), before.view(torch.int32)), "the input was written"
     check_epilogue(out.tensor, x, constants)
 
 
-def check_inplace(x, constants, config=FEW, offset=0):
+def check_inplace(x, constants, offset=0):
     """In place, and nothing around is written."""
-    memory = Guarded(x.shape, x.device, offset)
-    memory.tensor.copy_(x)
-    run(memory.tensor, memory.tensor, constants, config)
+    memory = Guarded.of(x, offset)
+    run("activate", memory.tensor, memory.tensor, constants)
     memory.check()
     check_epilogue(memory.tensor, x, constants)
+
+
+def check_gradient(z, gy, constants, offset=0):
+    """In place of z, and nothing else is written; the forward with scale 1 shows where the output stands at a bound."""
+    memory, clamped = Guarded.of(z, offset), torch.empty_like(z)
+    run("pre_gradient", gy, memory.tensor, constants)
+    memory.check()
+    run("activate", z, clamped, constants._replace(scale=1.0))
+    check_epilogue_gradient(memory.tensor, z, gy, clamped, constants)
 
 
 def shifted(x, offset):
@@ -47,44 +54,54 @@ def shifted(x, offset):
     return torch.empty(x.numel() + offset, device=x.device)[offset:].copy_(x)
 
 
-@pytest.mark.simulator
-@pytest.mark.parametrize("checks", [check, check_inplace])
+def draw(size, device):
+    return 3 * torch.randn(size, device=device), torch.randn(size, device=device)
+
+
+@small
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 7, 8, 1003])
-def test_sizes(size, checks, kernel_device):
-    checks(3 * torch.randn(size, device=kernel_device), OPEN)
+def test_sizes(size, kernel_device):
+    z, gy = draw(size, kernel_device)
+    check(z, OPEN)
+    check_inplace(z, OPEN)
+    check_gradient(z, gy, OPEN)
 
 
-@pytest.mark.simulator
-@pytest.mark.parametrize("y_offset", [0, 1, 2, 3])
-@pytest.mark.parametrize("x_offset", [0, 1, 2, 3])
+@small
+@pytest.mark.parametrize("target_offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("source_offset", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 37])
-def test_alignments(size, x_offset, y_offset, kernel_device):
-    x = shifted(3 * torch.randn(size, device=kernel_device), x_offset)
-    check(x, OPEN, offset=y_offset)
+def test_alignments(size, source_offset, target_offset, kernel_device):
+    z, gy = draw(size, kernel_device)
+    check(shifted(z, source_offset), OPEN, target_offset)
+    check_gradient(z, shifted(gy, source_offset), OPEN, target_offset)
 
 
-@pytest.mark.simulator
+@small
 @pytest.mark.parametrize("offset", [1, 2, 3])
 def test_alignments_inplace(offset, kernel_device):
-    check_inplace(3 * torch.randn(37, device=kernel_device), OPEN, offset=offset)
+    check_inplace(3 * torch.randn(37, device=kernel_device), OPEN, offset)
 
 
-@pytest.mark.simulator
+@small
 def test_dense_in_another_order(kernel_device):
-    x = torch.randn(2, 3, 4, 5, device=kernel_device).to(memory_format=torch.channels_last)
-    y = torch.empty_like(x)
-    run(x, y, OPEN)
-    check_epilogue(y, x, OPEN)
+    z, gy, y = torch.randn(3, 2, 3, 4, 5, device=kernel_device).to(memory_format=torch.channels_last_3d).unbind(0)
+    assert not z.is_contiguous() and z.stride() == gy.stride()
+    g = z.clone()
+    run("activate", z, y, OPEN)
+    check_epilogue(y, z, OPEN)
+    run("pre_gradient", gy, g, OPEN)
+    check_epilogue_gradient(g, z, gy, y, OPEN)
 
 
-@pytest.mark.simulator
-@pytest.mark.filterwarnings(NUMPY_WARNS)
+@small
+@numpy_warns
 @pytest.mark.parametrize(
     "constants",
     [
         *(CLAMPED, OPEN, Constants(0.5, 2.0), Constants(-2.0, 2.0), Constants(0.0, 1.0), Constants(-0.0, -1.0)),
         *(Constants(0.25, 3.0, 0.0, 0.0), Constants(1e-30, 1e-8, -1e-30, 1e30)),
-        Constants(0.0, 1.0, float("-inf"), float("inf")),
+        BARE,
     ],
     ids=str,
 )
@@ -95,18 +112,45 @@ def test_special_values(constants, kernel_device):
     check_inplace(x, constants)
 
 
-@pytest.mark.simulator
-@pytest.mark.filterwarnings(NUMPY_WARNS)
+@small
+@numpy_warns
+@pytest.mark.parametrize("constants", CONSTANTS, ids=str)
+def test_gradient_of_special_values(constants, kernel_device):
+    check_gradient(*special_pairs(kernel_device), constants)
+
+
+@small
+def test_gradient_clamped(kernel_device):
+    check_gradient(*draw(203, kernel_device), CLAMPED)
+
+
+@small
+@pytest.mark.parametrize("constants", CONSTANTS, ids=str)
+def test_gradient_at_the_clamps_bounds(constants, kernel_device):
+    """Neighbouring z about a bound: no gradient exactly where the forward's output stands at it."""
+    z = around_the_bounds(constants, 100 if kernel_device == "cpu" else 100_000).to(kernel_device)
+    check_gradient(z, torch.ones_like(z), constants)
+
+
+@small
+@numpy_warns
 def test_every_exponent(kernel_device):
-    """All signs and exponents with drawn mantissas, through a clamp that hides nothing."""
-    bits = torch.arange(512, device=kernel_device) << 23 | torch.randint(2**23, (512,), device=kernel_device)
-    check(bits.to(torch.int32).view(torch.float32), Constants(0.0, 1.0, float("-inf"), float("inf")))
+    """Through a clamp that hides nothing."""
+    z = every_exponent(kernel_device)
+    check(z, BARE)
+    check_gradient(z, torch.ones_like(z), BARE)
 
 
-@pytest.mark.parametrize("checks", [check, check_inplace])
 @pytest.mark.parametrize("size", [1_000_003, 2**25 + 1])
-def test_large_sizes(size, checks):
-    checks(5 * torch.randn(size, device="cuda"), CLAMPED, Config())
+def test_large_sizes(size):
+    x = 5 * torch.randn(size, device="cuda")
+    check(x, CLAMPED)
+    check_inplace(x, CLAMPED)
+
+
+@pytest.mark.parametrize("constants", [BARE, CLAMPED], ids=str)
+def test_gradient_of_large_sizes(constants):
+    check_gradient(*draw(2**22 + 3, "cuda"), constants)
 
 
 @pytest.mark.usefixtures("whole_gpu")
@@ -117,15 +161,41 @@ def test_more_than_2_31_values(offset):
     memory = Guarded((size,), "cuda", offset)
     x = memory.tensor
     block = 3 * torch.randn(1_000_003, device="cuda")
-    for part in x.split(len(block)):
-        part.copy_(block[: len(part)])
+    repeat(block, x)
     starts = [0, 2**29 - width // 2, 2**31 - width // 2, size - width, *torch.randint(size - width, (20,)).tolist()]
     before = [x[start : start + width].clone() for start in starts]
-    run(x, x, OPEN, Config())
+    elementwise.prepare("activate", MISH_ADD_HARDTANH_SCALE, x.device, x.shape)(x, x, OPEN)
     memory.check()
     for start, v in zip(starts, before, strict=True):
         check_epilogue(x[start : start + width], v, OPEN)
-    # A value's result depends on the value alone: every block must come out as the first.
-    first = x[: len(block)].clone()
+    assert_repeats(x, len(block))
+
+
+@pytest.mark.usefixtures("whole_gpu")
+@pytest.mark.parametrize("offset", [0, 3])
+def test_gradient_of_more_than_2_31_values(offset):
+    """In place of z, 17.6 GB."""
+    size = 2_200_000_003
+    memory, gy = Guarded((size,), "cuda", offset), torch.empty(size + offset, device="cuda")[offset:]
+    block_z, block_gy = draw(1_000_003, "cuda")
+    repeat(block_z, memory.tensor)
+    repeat(block_gy, gy)
+    elementwise.prepare("pre_gradient", MISH_ADD_HARDTANH_SCALE, gy.device, gy.shape)(gy, memory.tensor, OPEN)
+    memory.check()
+    clamped = torch.empty_like(block_z)
+    run("activate", block_z, clamped, OPEN._replace(scale=1.0))
+    check_epilogue_gradient(memory.tensor[: len(block_z)], block_z, block_gy, clamped, OPEN)
+    assert_repeats(memory.tensor, len(block_z))
+
+
+def repeat(block, x):
+    """Fill x with copies of a block, the last of them a piece."""
     for part in x.split(len(block)):
+        part.copy_(block[: len(part)])
+
+
+def assert_repeats(x, length):
+    """A value's result depends on the value alone: every block must have come out as the first."""
+    first = x[:length].clone()
+    for part in x.split(length):
         assert torch.equal(part, first[: len(part)])

@@ -7,11 +7,12 @@ import torch
 from numba import cuda, int32
 from numba.cuda import types
 
-from numba_impl.backends.hopper import exact as plain
+from numba_impl.backends.hopper import exact
+from numba_impl.cuda.device import device
 from numba_impl.cuda.kernel import Kernel
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue_gradient, check_layer, check_layer_gradient, to_tf32
-from tests.backends.composite.test_elementwise_gradient import around_the_bounds
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE, Constants
+from numba_impl.oracle import check_epilogue_gradient, check_layer, check_layer_gradient, to_tf32
+from tests.backends.values import around_the_bounds
 from tests.cases import CLAMPED, MET, OPEN, Case, Guarded, bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.simulator]
@@ -21,20 +22,28 @@ STRIP, THREADS = 4, 8  # the simulator needs a millisecond a thread
 NUMPY_WARNS = "ignore:.*encountered in scalar:RuntimeWarning"
 
 
-@functools.lru_cache
-def kernel(in_channels, out_channels, tf32, backward):
+@functools.cache
+def kernel(in_channels, out_channels, tf32, operation):
     """A block computes one unit: (image, row, strip) by its number."""
-    compute = plain.build(in_channels, out_channels, STRIP, THREADS, tf32, backward)
+    compute = exact.build(in_channels, out_channels, STRIP, THREADS, tf32, operation, MISH_ADD_HARDTANH_SCALE)
 
-    def units(x, weight, bias, gy, out, strips, sizes, constants):
+    @device
+    def unit(x, weight, bias, gy, out, strips, sizes, constants):
         thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         image = int32(block // strips // sizes[0])
         row, cell = int32(block // strips % sizes[0]), int32(block % strips * STRIP)
         compute(thread, x, weight, bias, gy, out, image, row, cell, sizes, constants)
 
+    def forward(x, weight, bias, out, strips, sizes, constants):
+        unit(x, weight, bias, (), out, strips, sizes, constants)
+
+    def pre_gradient(x, weight, bias, gy, out, strips, sizes, constants):
+        unit(x, weight, bias, (gy,), out, strips, sizes, constants)
+
+    function, arrays = (forward, 4) if operation == "forward" else (pre_gradient, 5)
     f, i = types.CPointer(types.float32), types.int32
-    signature = types.void(f, f, f, f, f, i, types.UniTuple(i, 4), types.UniTuple(types.float32, 4))
-    return Kernel(units, signature, THREADS, 1)
+    signature = types.void(*[f] * arrays, i, types.UniTuple(i, 4), types.UniTuple(types.float32, 4))
+    return Kernel(function, signature, THREADS, 1)
 
 
 def run(case, x, weight, bias, tf32=False, gy=None, constants=OPEN):
@@ -42,12 +51,12 @@ def run(case, x, weight, bias, tf32=False, gy=None, constants=OPEN):
     out = Guarded(case.output_shape, x.device)
     strips = -(-case.x[3] // STRIP)
     sizes = *case.x[2:], *case.output_shape[2:]
-    launch = kernel(case.x[1], case.out_channels, tf32, gy is not None)
-    read = x if gy is None else gy  # not read without a gradient
-    before = read.clone()
-    launch(case.x[0] * case.x[2] * strips, x, weight, bias, read, out.tensor, strips, sizes, tuple(constants))
+    built = kernel(case.x[1], case.out_channels, tf32, "forward" if gy is None else "pre_gradient")
+    inputs = [x, weight, bias] if gy is None else [x, weight, bias, gy]
+    before = [t.clone() for t in inputs]
+    built.prepare(x.device, case.x[0] * case.x[2] * strips, strips, sizes)((*inputs, out.tensor), constants=constants)
     out.check()
-    assert torch.equal(bits(read), bits(before)), "an input was written"
+    assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
 
 

@@ -4,6 +4,7 @@ The gradient's tests share few configurations, each of which takes seconds to co
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,18 +12,17 @@ from numba import cuda
 from torch import nn
 
 from model_numba import ModelNumba
-from numba_impl.backends import reference
-from numba_impl.backends.hopper import kernel as hopper
-from numba_impl.backends.hopper import weights as split
-from numba_impl.problem import Constants
-from tests.accuracy import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
-from tests.backends.composite.test_elementwise_gradient import around_the_bounds
-from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bad_gradients, bits, captured, eager
+from numba_impl import convolution, gpu
+from numba_impl.arguments import PRECISIONS
+from numba_impl.backends.hopper import backend
+from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE, Constants
+from numba_impl.oracle import BARE, check_epilogue_gradient, check_layer, check_layer_gradient, pre_activation
+from tests.backends.values import around_the_bounds
+from tests.cases import BENCHMARK, CLAMPED, MET, OPEN, VIEWS, Case, Guarded, apply, bits, captured, eager, problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-TERMS = {"fp32": 3, "tf32": 1}
-both_precisions = pytest.mark.parametrize("precision", TERMS)
+both_precisions = pytest.mark.parametrize("precision", PRECISIONS)
 
 
 def case(batch=2, in_channels=16, height=3, width=70, out_channels=8, output_padding=1, bias=True):
@@ -57,21 +57,13 @@ GRADIENT_EDGES = {
 }
 
 
-def prepare(x, weight):
-    """(packed, factors, x_map)."""
-    prepared = split.outputs(weight)
-    split.launch(weight, *prepared, hopper.map_of(x))
-    return prepared
-
-
 def run(case, x, weight, bias, constants=OPEN, precision="fp32", offset=0, gy=None):
-    """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
+    """Into NaNs, and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
     out = Guarded(case.output_shape, x.device, offset)
-    prepared = prepare(x, weight)
-    bias = weight.new_zeros(case.out_channels) if bias is None else bias
+    fill = backend.filler(problem(case, x.device, "forward" if gy is None else "pre_gradient", permitted=precision))
     inputs = [x] if gy is None else [x, gy]
     before = [t.clone() for t in inputs]
-    hopper.launch(x, *prepared, weight, bias, out.tensor, TERMS[precision], *constants, gy=gy)
+    fill(x, weight, bias, inputs[1:], out.tensor, constants)
     out.check()
     assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
@@ -108,16 +100,22 @@ def test_gradient_of_other_channels():
     check_gradient(other, *other.draw("cuda"))
 
 
+def with_multiprocessors(count, monkeypatch):
+    """Let plans count so many."""
+    found = replace(gpu.of(torch.device("cuda:0")), multiprocessors=count)
+    monkeypatch.setattr(gpu, "of", lambda device: found)
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("case", [case(3, height=5, width=130), case(9, 8, 1, 3), case(1, 8, 40, 64)], ids=str)
 def test_more_blocks_than_work_and_the_reverse(case, blocks, monkeypatch):
-    monkeypatch.setattr(hopper, "multiprocessors", lambda device: blocks)
+    with_multiprocessors(blocks, monkeypatch)
     check(case, *case.draw("cuda"))
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 1000])
 def test_gradient_with_more_blocks_than_work_and_the_reverse(blocks, monkeypatch):
-    monkeypatch.setattr(hopper, "multiprocessors", lambda device: blocks)
+    with_multiprocessors(blocks, monkeypatch)
     several = case(3, height=5, width=130)
     check_gradient(several, *several.draw("cuda"))
 
@@ -317,9 +315,9 @@ def test_error_beside_cudnns(channels, constants):
     large = case(16, channels[0], 128, 128, channels[1])
     x, weight, bias = large.draw("cuda")
     pre, _ = pre_activation(x, weight, bias, large.geometry)
-    want = reference.mish_add_hardtanh_scale(pre, constants)
-    with reference.convolution_precision("fp32", x.device):
-        cudnn = reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, large.geometry), constants)
+    want = MISH_ADD_HARDTANH_SCALE.forward(pre, constants)
+    with convolution.in_precision("fp32", x.device):
+        cudnn = MISH_ADD_HARDTANH_SCALE.forward(convolution.forward(x, weight, bias, large.geometry), constants)
     mine, theirs = (y.double() - want for y in (run(large, x, weight, bias, constants), cudnn))
     assert mine.norm() <= 2 * theirs.norm()
     if constants != OPEN:
@@ -331,8 +329,8 @@ def test_tf32_beside_cudnns(scale):
     large = case(8, 64, 128, 128, 64)
     x, weight, bias = large.draw("cuda")
     x, bias = x * scale, 0 * bias
-    with reference.convolution_precision("tf32", x.device):
-        cudnn = reference.mish_add_hardtanh_scale(reference.conv_transpose2d(x, weight, bias, large.geometry), BARE).double()
+    with convolution.in_precision("tf32", x.device):
+        cudnn = MISH_ADD_HARDTANH_SCALE.forward(convolution.forward(x, weight, bias, large.geometry), BARE).double()
     y = run(large, x, weight, bias, BARE, "tf32")
     assert (y - cudnn).norm() <= 2e-6 * cudnn.norm()
 
@@ -418,33 +416,6 @@ def test_benchmark():
     check_gradient(BENCHMARK, x, weight, bias, CLAMPED)
 
 
-def test_bad_arguments():
-    good = case()
-    x, weight, bias = good.draw("cuda")
-    packed, factors, x_map = prepared = split.outputs(weight)
-    out = torch.empty(good.output_shape, device="cuda")
-    for words, arguments in {
-        "terms 1 3 2": (x, *prepared, weight, bias, out, 2),
-        "out shape": (x, *prepared, weight, bias, out[:, :, 1:-1].contiguous(), 3),
-        "packed shape": (x, packed[:1], factors, x_map, weight, bias, out, 3),
-        "factors shape": (x, packed, factors[:4], x_map, weight, bias, out, 3),
-        "x_map multiple 64": (x, packed, factors, torch.zeros(24, dtype=torch.int64, device="cuda")[4:-4], weight, bias, out, 3),
-        "x_map shape": (x, packed, factors, x_map[:8], weight, bias, out, 3),
-        "in_channels multiple 8 64 12": (x[:, :12].contiguous(), *prepared, weight, bias, out, 3),
-    }.items():
-        with pytest.raises(ValueError) as caught:
-            hopper.launch(*arguments, *OPEN)
-        assert all(word in str(caught.value) for word in words.split())
-
-
-def test_bad_gy():
-    x, weight, bias = case().draw("cuda")
-    gy = torch.zeros(case().output_shape, device="cuda")
-    for error, words, bad in bad_gradients(gy):
-        with pytest.raises(error, match=f"^{words}"):
-            run(case(), x, weight, bias, gy=bad)
-
-
 def test_the_backend_is_the_default_for_the_benchmark():
     model = ModelNumba(64, 64, 3, 2, 1, 1, 0.5, 2, precision="fp32").cuda()
     with torch.no_grad():
@@ -470,13 +441,18 @@ def test_unbatched():
 
 
 def test_anything_with_an_array_interface():
-    """Also the packed weights, which are int32."""
     x, weight, bias = case().draw("cuda")
-    prepared = prepare(x, weight)
-    out = torch.full(case().output_shape, float("nan"), device="cuda")
-    hopper.launch(*map(cuda.as_cuda_array, (x, *prepared, weight, bias, out)), 3, *OPEN)
-    check_layer(out, x, weight, bias, case().geometry, OPEN)
-    gy = torch.randn_like(out)
-    arrays = map(cuda.as_cuda_array, (x, *prepared, weight, bias, out))
-    hopper.launch(*arrays, 3, *OPEN, gy=cuda.as_cuda_array(gy))
-    check_layer_gradient(out, x, weight, bias, gy, case().geometry, OPEN)
+    y = apply(*map(cuda.as_cuda_array, (x, weight, bias)), case(), backend="hopper")
+    check_layer(y, x, weight, bias, case().geometry, Constants(-0.5, 2.0))
+
+
+def test_tensors_of_one_plan_may_lie_anywhere():
+    """x and gy at addresses that the bulk copy engine, and vectors, take and do not."""
+    wide = case(width=64)
+    x, weight, bias = wide.draw("cuda")
+    gy = torch.randn(wide.output_shape, device="cuda")
+    plan = backend.plan(problem(wide, x.device, "pre_gradient"))
+    for x_offset, gy_offset in [(0, 0), (1, 0), (0, 2), (3, 1), (0, 0)]:
+        moved = [Guarded.of(t, offset).tensor for t, offset in ((x, x_offset), (gy, gy_offset))]
+        g = plan(moved[0], weight, bias, moved[1], constants=CLAMPED)
+        check_layer_gradient(g, x, weight, bias, gy, wide.geometry, CLAMPED)

@@ -2,22 +2,21 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
-from numba_impl.cuda import fragments, ptx
+from numba_impl.backends.hopper.products import products
+from numba_impl.cuda import fragments, pipeline
 from numba_impl.cuda.device import device
 from numba_impl.cuda.kernel import Kernel
-from tests.cuda.intrinsics import (
-    FLOATS,
-    INTS,
-    THREADS,
-    assert_near,
-    check_instructions,
-    on_hopper,
-)
+from numba_impl.cuda.ptx.barrier import mbarrier_init_fence
+from numba_impl.cuda.ptx.copy import bulk
+from numba_impl.cuda.ptx.memory import global_address, shared_address
+from numba_impl.cuda.shared import BARRIER, Field, Layout
+from tests.cuda.intrinsics import FLOATS, INTS, THREADS, assert_near, check_instructions, on_hopper, start
 
 # Matrix products of the first warpgroup, while the second waits for the weights and passes on the turn.
 
@@ -41,62 +40,67 @@ def schedule(columns, depth, terms):
     return steps
 
 
-@functools.lru_cache
+@functools.cache
 def build_products(columns, depth, terms):
     """The kernel of a [A_COUNT, ROWS, depth] fp16, b [B_COUNT, depth / 8, columns, 8] fp16 and out [tiles, ROWS, columns]."""
-    from numba_impl.backends.hopper.products import products
-
     TILES, SUMS = 1 + max(tile for tile, _, _ in terms), columns // 2
-    A_MATRIX, B_MATRIX = ROWS * depth * 2, depth * columns * 2
-    A = B_COUNT * B_MATRIX  # smem b, a, barrier
-    BARRIER = A + A_COUNT * A_MATRIX
-    # High half of descriptors: no swizzle, bytes between core matrices along the depth and along the columns.
-    LAYOUT = (16 * columns >> 4) << 16 | (128 >> 4) << 32
-    multiply = products(schedule(columns, depth, terms), columns)
+    layout = Layout(
+        Field("b", (B_COUNT, depth // 8, columns, 8), np.float16),
+        Field("a", (A_COUNT, ROWS, depth), np.float16),
+        Field("loaded", (1,), BARRIER),
+    )
+    A, B, LOADED = layout.places.a, layout.places.b, layout.places.loaded
+    DESCRIPTOR = fragments.descriptor(columns)
+    load_fragments, multiply, settle = products(schedule(columns, depth, terms), columns)
+    turn, loading = pipeline.turn((1, 2), 2 * THREADS), pipeline.stages(B, LOADED)
     accumulator, loaded_row = device(fragments.accumulator), device(fragments.loaded_row)
 
     def matrix_products(a, b, out):
-        shared = cuda.shared.array(0, int32)
-        base, thread = ptx.shared_address(shared), int32(cuda.threadIdx.x)
+        memory = cuda.shared.array(0, int32)
+        shared, thread = shared_address(memory), int32(cuda.threadIdx.x)
         if thread == 0:
-            ptx.mbarrier_init(base + BARRIER, 1)
-            ptx.mbarrier_init_fence()
-            ptx.mbarrier_arrive_expect(base + BARRIER, A)
-            ptx.bulk_copy(base, ptx.global_address(b), A, base + BARRIER)
-        for i in range(thread, (BARRIER - A) // 4, 2 * THREADS):
-            shared[A // 4 + i] = a[i]
+            loading.start(shared)
+            mbarrier_init_fence()
+            at, loaded = loading.expect(shared, loading.slot(0))
+            bulk(at, global_address(b), B.size, loaded)
+        for i in range(thread, A.size // 4, 2 * THREADS):
+            memory[A.at // 4 + i] = a[i]
         cuda.syncthreads()
         group = cuda.shfl_sync(0xFFFFFFFF, thread // THREADS, 0)  # so that the compiler knows it is the same for a warp
         if group == 0:
             sums = cuda.local.array((TILES, SUMS), float32)
             row, k = loaded_row(thread)
-            at = base + A + (row * depth + k) * 2
-            descriptor = int64(base >> 4) | LAYOUT
-            weights = descriptor, descriptor + B_MATRIX // 16
-            multiply(sums, (at, at + A_MATRIX, at + 2 * A_MATRIX), weights, 1, 2)
+            at = shared + A.at + (row * depth + k) * 2
+            descriptor = int64(shared + B.at >> 4) | DESCRIPTOR
+            rows, matrices = (at, at + A.step, at + 2 * A.step), (descriptor, descriptor + B.step // 16)
+            first = load_fragments(rows)
+            turn.take(group)
+            pending = multiply(first, rows, matrices)
+            turn.give(group)
+            settle(sums, pending)
             for tile in range(TILES):
                 for i in range(SUMS):
                     row, column = accumulator(thread, i)
                     out[(tile * ROWS + row) * columns + column] = sums[tile, i]
         else:
-            ptx.mbarrier_wait(base + BARRIER, 0)
-            ptx.barrier_arrive(1, 2 * THREADS)
-            ptx.barrier_sync(2, 2 * THREADS)
+            loading.wait(shared, loading.slot(0))
+            turn.give(group)
+            turn.take(group)
 
-    return Kernel(matrix_products, types.void(INTS, INTS, FLOATS), 2 * THREADS, 1), BARRIER + 8
+    return Kernel(matrix_products, types.void(INTS, INTS, FLOATS), 2 * THREADS, 1, shared_bytes=layout.bytes)
 
 
 @on_hopper
 @every_product
 @every_schedule
 def test_products(columns, depth, terms):
-    kernel, shared_bytes = build_products(columns, depth, terms)
+    kernel = build_products(columns, depth, terms)
     a = torch.randn(A_COUNT, ROWS, depth, device="cuda").half()
     b = torch.randn(B_COUNT, depth, columns, device="cuda").half()
     tiles = 1 + max(tile for tile, _, _ in terms)
     out = torch.full((tiles, ROWS, columns), float("nan"), device="cuda")
     packed = b.view(B_COUNT, depth // 8, 8, columns).transpose(2, 3).contiguous()
-    kernel(1, a.view(torch.int32), packed.view(torch.int32), out, shared_bytes=shared_bytes)
+    start(kernel, a.view(torch.int32), packed.view(torch.int32), out)
     want, size = torch.zeros_like(out, dtype=torch.float64), torch.zeros_like(out, dtype=torch.float64)
     for tile, i, j in terms:
         want[tile] += a[i].double() @ b[j].double()
@@ -109,11 +113,11 @@ def test_products(columns, depth, terms):
 @every_product
 @every_schedule
 def test_product_instructions(columns, depth, terms, compiler):
-    kernel, _ = build_products(columns, depth, terms)
+    kernel = build_products(columns, depth, terms)
     sums = ", ".join(["%"] * (columns // 2))
     instructions = [
         f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16 {{{sums}}}, {{%, %, %, %}}, %, p, 1, 1, 0;",
-        *("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%, %, %, %}, [% + 0];", "bar.sync %, 256;", "bar.arrive %, 256;"),
+        *("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%, %, %, %}, [% + 0];", "bar.sync %, %;", "bar.arrive %, %;"),
         *("wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"),
     ]
     check_instructions(kernel, instructions)

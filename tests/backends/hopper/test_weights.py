@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from numba_impl.backends.hopper import weights as split
-from numba_impl.backends.tiled.weights import unpack_split
 from numba_impl.cuda import fragments
+from tests.backends.hopper.packed import unpack
 from tests.cases import Guarded, bits
 
 pytestmark = [
@@ -31,11 +31,11 @@ LARGEST = [
 
 def run(weight):
     """(packed, factors) from the kernel, on the CPU: every element written, and nothing around them."""
-    shapes = split.shapes(*weight.shape[:2])
-    packed, factors = (Guarded(shapes[name], weight.device) for name in ("packed", "factors"))
+    packed, factors = (Guarded(shape, weight.device) for shape in split.shapes(*weight.shape[:2])[:2])
     unwritten = bits(packed.tensor).flatten()[0].item()
     words, x_map = torch.randint(-(2**63), 2**63 - 1, (18,)), torch.zeros(18, dtype=torch.int64, device=weight.device)
-    split.launch(weight, packed.tensor.view(torch.int32), factors.tensor, x_map[1:-1], tuple(words[1:-1].tolist()))
+    launch = split.prepare(*weight.shape[:2], weight.device)
+    launch((weight, packed.tensor.view(torch.int32), factors.tensor, x_map[1:-1]), (tuple(words[1:-1].tolist()),))
     packed.check()
     factors.check()
     words[0] = words[-1] = 0
@@ -72,7 +72,7 @@ def check(weight, packed, factors):
     assert torch.equal(packed, expected(weight, factors))
     # Each half is rounded by 2^-11 at most, and lo besides by its 13th bit or by half of the smallest fp16, 2^-24.
     bound = torch.maximum(2.0**-23 * weight.abs().double(), 2.0**-25 * factors.double()[:, None, None])
-    assert ((unpack_split(packed, factors, len(weight)) - weight.double()).abs() <= bound).all()
+    assert ((unpack(packed, factors, len(weight)) - weight.double()).abs() <= bound).all()
 
 
 @pytest.mark.parametrize(("in_channels", "out_channels"), SIZES)
@@ -93,7 +93,7 @@ def test_channels_that_no_scale_fits(kernel_device):
     assert torch.equal(factors, want)
     ordinary, zero = (want > 0) & (values > 0), values == 0
     check(weight[:, ordinary], packed[:, :, :, ordinary], factors[ordinary])
-    assert (unpack_split(packed[:, :, :, zero], factors[zero], 8) == 0).all()
+    assert (unpack(packed[:, :, :, zero], factors[zero], 8) == 0).all()
 
 
 @pytest.mark.simulator
@@ -106,6 +106,6 @@ def test_where_a_weight_lands(kernel_device):
     for channel, element in enumerate(elements):
         c, tap = divmod(element, 9)
         weight[c, channel, tap] = 1 + 2.0**-12
-        want[:, tap, fragments.weight_element(c, channel, out_channels)] = torch.tensor([2.0**14, 4.0])
+        want[:, tap, fragments.matrix_element(c, channel, out_channels)] = torch.tensor([2.0**14, 4.0])
     packed, _ = run(weight.reshape(in_channels, out_channels, 3, 3).to(kernel_device))
     assert torch.equal(packed.view(torch.float16).reshape(want.shape).float(), want)

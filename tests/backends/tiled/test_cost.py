@@ -1,11 +1,10 @@
 """The choice of a tile: whatever the problem, one that the kernel can run, and few for each geometry."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numba_impl.backends.tiled import backend as backend_tiled
+from numba_impl.backends.tiled import cost
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, Case, problem
 from tests.test_problem import axes
 
@@ -14,9 +13,7 @@ REGISTERS = 65536  # of a multiprocessor
 
 def choose(case, capability=(9, 0)):
     """The tile for a case on a GPU that need not be here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_properties", lambda device: GPUS[capability])
-        return backend_tiled.tile_for(problem(case, "cuda"))
+    return cost.choose(case.geometry, problem(case, "cuda").size, GPUS[capability])
 
 
 def check(tile, geometry, capability=(9, 0)):
@@ -26,9 +23,9 @@ def check(tile, geometry, capability=(9, 0)):
     assert tile.depth % tile.unroll == 0, "a stage is whole steps"
     assert tile.depth * geometry.taps * tile.tile_channels % 4 == 0, "a stage of weights is 16-byte copies"
     assert tile.channels % 4 or tile.tile_channels % 4 == 0, "a thread's weights start at 16 bytes"
-    shared = tile.shared_bytes(geometry)
-    assert shared <= gpu.shared_memory_per_block_optin
-    assert (shared + 1024) * tile.blocks <= gpu.shared_memory_per_multiprocessor
+    shared = tile.shared(geometry).bytes
+    assert shared <= gpu.shared_per_block
+    assert (shared + 1024) * tile.blocks <= gpu.shared_per_multiprocessor
     sums = geometry.parities * tile.channels * tile.rows * tile.cols
     assert sums < REGISTERS // (tile.blocks * tile.threads), "the sums stay in registers"
 

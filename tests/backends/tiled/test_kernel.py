@@ -1,17 +1,17 @@
-"""The tiled kernel, forward and backward, through its launcher: every path at a few pixels (simulator, GPU), real sizes (GPU)."""
+"""The tiled kernel of both operations: every path at a few pixels (simulator, GPU), real sizes (GPU)."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from numba_impl.backends.tiled import backend as backend_tiled
-from numba_impl.backends.tiled import kernel as tiled
-from numba_impl.backends.tiled.kernel import Tile
-from numba_impl.problem import Constants
-from tests.accuracy import check_epilogue_gradient, check_layer, check_layer_gradient
-from tests.backends.composite.test_elementwise_gradient import around_the_bounds
-from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bad_gradients, bits, problem
+from numba_impl.backends.tiled import backend as tiled
+from numba_impl.backends.tiled.tile import Tile
+from numba_impl.backends.tiled.weights import packer
+from numba_impl.epilogue import Constants
+from numba_impl.oracle import check_epilogue_gradient, check_layer, check_layer_gradient
+from tests.backends.values import around_the_bounds
+from tests.cases import BENCHMARK, CLAMPED, MET, NETWORK_SHAPES, OPEN, Case, Guarded, bits, problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,10 +110,11 @@ SIZES = [
 
 def run(case, tile, constants, x, weight, bias, offset=0, gy=None):
     """Launch into NaNs and check that nothing around them changed, nor x or gy; gives the output, or with gy the gradient."""
-    out = Guarded(case.output_shape, x.device, offset)
-    inputs = [x] if gy is None else [x, gy]
+    out, gradient = Guarded(case.output_shape, x.device, offset), [] if gy is None else [gy]
+    inputs = [x, *gradient]
     before = [t.clone() for t in inputs]
-    tiled.launch(x, tiled.packer(case.geometry, tile)(weight), bias, out.tensor, case.geometry, tile, *constants, gy=gy)
+    described = problem(case, x.device, operation="pre_gradient" if gradient else "forward")
+    tiled.filler(described, tile)(x, packer(case.geometry, tile)(weight), bias, gradient, out.tensor, constants)
     out.check()
     assert all(torch.equal(bits(t), bits(old)) for t, old in zip(inputs, before, strict=True)), "an input was written"
     return out.tensor
@@ -180,7 +181,7 @@ def test_weights_as_they_are(offset, kernel_device):
     x, weight, bias = case.draw(kernel_device)
     weight[0, 1, 1, 1], weight[2, 11, 0, 2], bias[10] = float("nan"), float("inf"), float("nan")
     shifted = torch.empty(weight.numel() + offset, device=kernel_device)[offset:].view(weight.shape).copy_(weight)
-    assert tiled.packer(case.geometry, plain)(shifted) is shifted
+    assert packer(case.geometry, plain)(shifted) is shifted
     y, others = run(case, plain, OPEN, x, shifted, bias), [0, *range(2, 10)]
     check_layer(y[:, others], x, weight[:, others], bias[others], case.geometry, OPEN)
     assert y[:, [1, 10, 11]].isnan().any((0, 2, 3)).all()
@@ -250,16 +251,6 @@ def test_no_gradient_exactly_where_the_output_is_at_a_bound(kernel_device):
     check_epilogue_gradient(g, z.view(1, -1, 1, 1).expand(case.output_shape), gy, clamped, MET)
 
 
-@pytest.mark.simulator
-def test_bad_gy(kernel_device):
-    case = Case((1, 2, 2, 6), 5, 3, 2, 1, 1)
-    x, weight, bias = case.draw(kernel_device)
-    gy = torch.zeros(case.output_shape, device=kernel_device)
-    for error, words, bad in bad_gradients(gy):
-        with pytest.raises(error, match=f"^{words}"):
-            run(case, SMALL, OPEN, x, weight, bias, gy=bad)
-
-
 @pytest.mark.parametrize(("case", "tile"), SIZES, ids=str)
 @pytest.mark.parametrize("constants", [CLAMPED, OPEN], ids=["clamped", "open"])
 def test_sizes(case, tile, constants):
@@ -268,7 +259,7 @@ def test_sizes(case, tile, constants):
 
 @pytest.mark.parametrize("case", [*NETWORK_SHAPES, BENCHMARK], ids=str)
 def test_chosen_tile(case):
-    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    tile = tiled.tile_for(problem(case, "cuda"))
     if tile is not None:
         check(case, tile, "cuda")
 
@@ -281,7 +272,7 @@ def test_gradient_of_sizes(case, tile):
 
 @pytest.mark.parametrize("case", [*NETWORK_SHAPES, BENCHMARK], ids=str)
 def test_gradient_with_the_chosen_tile(case):
-    tile = backend_tiled.tile_for(problem(case, "cuda"))
+    tile = tiled.tile_for(problem(case, "cuda"))
     if tile is not None:
         check_gradient(case, tile, "cuda", CLAMPED)
 

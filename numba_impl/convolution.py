@@ -1,0 +1,78 @@
+"""Torch's own transposed convolution: the call, its gradients, and what is known of the precision and time of cuDNN's."""
+
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+
+from numba_impl import gpu
+from numba_impl.problem import Geometry, Problem
+
+# Where it may, cuDNN uses TF32 from so many cells times input channels on, with less than 16 of them and with more. That is sure
+# for a kernel, stride and padding, and for multiples of 8 up to 64 channels (cuDNN 9.19, H200).
+TF32_AXIS, TF32_WORK = (3, 2, 1), (2**21, 2**18)
+
+# Measured on an H200 together with a pointwise kernel in place on the result: cycles to start, and operations a multiprocessor a
+# cycle in fp32 where it is a convolution and where it is a matrix product, and in TF32 at stride 1. At other strides TF32 takes
+# the same time for whatever taps and up to 128 output channels: cycles of a multiprocessor for a pixel and an input channel.
+START, CONVOLUTION, PRODUCT = 24_000, 64, 120
+TF32, TF32_CHANNELS, TF32_PIXEL = 1700, 128, 1.3
+
+
+def forward(x, weight, bias, geometry: Geometry):
+    """The pre-activation [N, C_out, H_out, W_out] of x [N, C_in, H, W]."""
+    return F.conv_transpose2d(x, weight, bias, geometry.stride, geometry.padding, geometry.output_padding)
+
+
+def gradients(g, x, weight, geometry: Geometry, wants_x, wants_weight):
+    """From ``g`` at the pre-activation: the gradients of x and of the weight, None for what is not wanted."""
+    settings = geometry.stride, geometry.padding, (1, 1), True, geometry.output_padding, 1
+    mask = [wants_x, wants_weight, False]
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *settings, mask)[:2] if any(mask) else (None, None)
+
+
+@contextmanager
+def in_precision(precision, device):
+    """Let cuDNN's convolutions compute in ``precision`` meanwhile; touches the flag only if it must change."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision if device.type == "cuda" else None
+    if before is None or (before == "tf32") == (precision == "tf32"):
+        yield
+        return
+    conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        conv.fp32_precision = before
+
+
+def precision(problem: Problem) -> str:
+    """TF32 where it is asked for, or permitted and, as far as is known, used by cuDNN too; elsewhere fp32 costs nothing."""
+    axes, channels = (problem.geometry.rows, problem.geometry.cols), (problem.in_channels, problem.out_channels)
+    known = all((axis.kernel_size, axis.stride, axis.padding) == TF32_AXIS for axis in axes)
+    known = known and all(count % 8 == 0 and count <= 64 for count in channels)
+    return cudnn_precision(problem) if problem.by_flags and known else problem.permitted
+
+
+def cudnn_precision(problem: Problem) -> str:
+    """In which precision cuDNN is expected to compute."""
+    work = problem.batch * problem.height * problem.width * problem.in_channels
+    return "fp32" if work < TF32_WORK[problem.in_channels >= 16] else problem.permitted
+
+
+def cycles(problem: Problem) -> float:
+    """Predicted clock cycles of a GPU for the convolution and one pass in place on its result; in TF32 the least.
+
+    0 where the problem has no convolution, and where no kernel competes, so that it is the same in every backend.
+    """
+    if problem.geometry is None or gpu.why_no_kernels(problem.device):
+        return 0
+    geometry, multiprocessors = problem.geometry, gpu.of(problem.device).multiprocessors
+    batch, in_channels, out_channels, _, _ = problem.size
+    pixels = batch * problem.output_shape[2] * problem.output_shape[3]
+    if cudnn_precision(problem) == "tf32" and geometry.parities > 1:
+        passes = -(-out_channels // TF32_CHANNELS)
+        return START + pixels * in_channels * passes * TF32_PIXEL / multiprocessors
+    operations = 2 * pixels * out_channels * in_channels * geometry.taps / geometry.parities
+    rate = PRODUCT if geometry.taps == geometry.parities == 1 else CONVOLUTION
+    return START + operations / ((rate if cudnn_precision(problem) == "fp32" else TF32) * multiprocessors)
