@@ -121,16 +121,6 @@ def problem(case, device="cpu", operation="forward", dtype=torch.float32, **chan
     return Problem(operation, operand(case.x), torch.device(device), **fields | changes)
 
 
-def bad_gradients(gy):
-    """(error, how its message begins, a gradient at the output that no kernel takes) of several kinds, from a right one."""
-    return [
-        (ValueError, "gy must have shape", gy[:, :, 1:].contiguous()),
-        (ValueError, "gy must have shape", torch.cat([gy, gy])),
-        (ValueError, "gy must be contiguous", gy.to(memory_format=torch.channels_last)),
-        (TypeError, "gy must be torch.float32, got torch.float64", gy.double()),
-    ]
-
-
 def apply(x, weight, bias, case, add_value=-0.5, scale=2.0, precision="fp32", backend=None):
     """The functional form on a case's tensors and geometry."""
     return conv_transpose2d_mish_add_hardtanh_scale(

@@ -68,14 +68,19 @@ class Copies(NamedTuple):
 
     count: int  # of a thread, a stage
     begin: Callable  # (offsets, thread, part, sizes) -> Source of the first stage; offsets: where in a stage each copy begins
-    request: Callable  # (smem, half, array, source, offsets, thread, whole): start the copies of a stage to a half
+    request: Callable  # (smem, half, array, source, offsets, thread): start the copies of a stage to a half of shared memory
 
 
 @built
 def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kernel:
-    """The kernel for a geometry and a tile; image sizes, channels and constants are its arguments.
+    """The kernel for a geometry, a tile and an operation. Its arguments:
 
-    "pre_gradient" takes one array more: gy, the gradient at the output.
+    - x, the weight as ``weights.packer`` gives it, the bias, for "pre_gradient" gy, the output: fp32, contiguous;
+    - ``sizes``: input channels, height, width, output channels, height, width;
+    - ``tiles``: of the grid, along channels, rows and columns;
+    - ``bias_size``: values of the bias, 0 for none;
+    - ``vectors``: whether outputs, and gy, may be accessed by four; ``whole``: whether weights may be copied so;
+    - the epilogue's constants.
     """
     SUMS = tile.channels, tile.rows * geometry.rows.stride, tile.cols * geometry.cols.stride
     DEPTH, OUT_COLS = tile.depth, SUMS[2]
@@ -91,7 +96,7 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
 
     @device
     def exchange():
-        """All copies have arrived, and all threads have read what they multiplied: the halves change places."""
+        """All threads' copies have arrived, and none reads what it has multiplied: the halves of shared memory change places."""
         copy.wait()
         cuda.syncthreads()
 
@@ -105,8 +110,9 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
         x_source, w_source = pixels.begin(x_offsets, thread, part, sizes), weights.begin(w_offsets, thread, part, sizes)
         clear(sums)
 
+        # In each round a stage is on its way while the one before it is multiplied: one round more than there are stages.
         stages, stage = int32((sizes[0] + DEPTH - 1) // DEPTH), int32(0)
-        while True:  # it is entered without a test
+        while True:  # no test before the first round: the compiler would set the sums to zero on either side of it
             half = int32(stage & 1)
             if stage < stages:
                 pixels.request(smem, half, x, x_source, x_offsets, thread)
@@ -128,7 +134,7 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
     else:
 
         def tiled(x, weight, bias, gy, out, sizes, tiles, bias_size, vectors, whole, constants):
-            run = cuda.local.array(OUT_COLS, float32)  # of gy, a row at a time
+            run = cuda.local.array(OUT_COLS, float32)  # room for a row of gy
             compute(x, weight, bias, (gy, run), out, sizes, tiles, bias_size, vectors, whole, constants)
 
     arrays = [types.CPointer(types.float32)] * (4 if operation == "forward" else 5)
@@ -209,7 +215,7 @@ def _pixels(geometry, tile) -> Copies:
 def _weights(geometry, tile) -> Copies:
     """Four values at a time: packed weights as they lie, others by rows of an input channel.
 
-    Of others, zeros below the last input channel, and beyond the last output channel whatever comes: no sum of it is stored.
+    Below the last input channel others become zeros, and beyond the last output channel whatever comes: no sum of it is stored.
     """
     THREADS, DEPTH, PACKED = tile.threads, tile.depth, tile.packs(geometry)
     TAPS, ROW = geometry.taps, geometry.taps * tile.tile_channels

@@ -2,14 +2,17 @@
 
 import pytest
 from numba import float32, float64, int32
-from numba.core.errors import TypingError
+from numba.core import errors
 from numba.cuda import types
+from numba.cuda.core import errors as cuda_errors
 
 from numba_impl.cuda.kernel import Kernel
 from numba_impl.cuda.ptx import barrier, copy, maths, memory
 from numba_impl.cuda.ptx.emit import primitive
 from tests.cuda.intrinsics import FLOATS, INTS, THREADS, check_instructions
 
+# Numba's, or numba-cuda's own, as their releases fit together.
+TYPING_ERRORS = errors.TypingError, cuda_errors.TypingError
 DOUBLES, HALVES = types.CPointer(types.float64), types.CPointer(types.float16)
 
 # Arguments of a function, the function, and what is said of it.
@@ -56,7 +59,7 @@ WRONG = {
 @pytest.mark.parametrize(("arguments", "function", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_types_are_refused(arguments, function, message, compiler):
     arguments = arguments if isinstance(arguments, tuple) else (arguments,)
-    with pytest.raises(TypingError, match=message):
+    with pytest.raises(TYPING_ERRORS, match=message):
         Kernel(function, types.void(*arguments), THREADS, 1).ptx((9, 0))
 
 
