@@ -6,7 +6,6 @@ The layers, from the top; each imports from those below alone, and a backend fro
     doctor              what is wrong with an installation
     warm                kernels compiled ahead
     oracle              what float64 says of a result, and how far from it a result may be
-    case                the sizes of a call, and data for it
     case                the sizes of a call, and operands of these sizes
     functional          the layer and its activation as functions of tensors
     autograd            the layer as torch operators: gradients, torch.compile, torch.export
@@ -19,9 +18,9 @@ The layers, from the top; each imports from those below alone, and a backend fro
     backends.cpu        CPU: torch's convolution, then the epilogue in one parallel pass
     backends.reference  plain PyTorch: the truth, and what serves the rest
     backends.base       what a backend and a plan are
+    arguments           what users pass, checked, as a problem
     convolution         torch's own convolution
     gpu                 facts about a device
-    arguments           what users pass, checked, as a problem
     problem             operands, geometry, parity algebra
     epilogue            the activation, its gradient, and the table of them
     cuda                what all kernels share: compiling, launching, shared memory, pipelines, PTX
@@ -29,6 +28,7 @@ The layers, from the top; each imports from those below alone, and a backend fro
 """
 
 import numba_impl.cuda.cache  # noqa: F401 - before the sources whose state it records
+from numba_impl.autograd import decompositions
 from numba_impl.functional import conv_transpose2d_mish_add_hardtanh_scale, mish_add_hardtanh_scale
 
-__all__ = ["conv_transpose2d_mish_add_hardtanh_scale", "mish_add_hardtanh_scale"]
+__all__ = ["conv_transpose2d_mish_add_hardtanh_scale", "decompositions", "mish_add_hardtanh_scale"]

@@ -6,6 +6,7 @@ A call describes its tensors and the modes in plain tuples, by which ``dispatch`
 
 import torch
 
+from numba_impl.convolution import permits_tf32
 from numba_impl.epilogue import Epilogue
 from numba_impl.problem import LARGEST, Geometry, Operand, Problem
 
@@ -42,10 +43,10 @@ def layer(operation, epilogue: Epilogue, x, weight, bias, gy, stride, padding, o
     return Problem(operation, operands[0], device, epilogue, *operands[1:], geometry, permitted, by_flags, torch_only)
 
 
-def activation(epilogue: Epilogue, x, torch_only) -> Problem:
-    """The problem of an epilogue alone, "activate", of a ``kind``. Raises TypeError."""
+def activation(operation, epilogue: Epilogue, x, torch_only) -> Problem:
+    """The problem of an epilogue alone, "activate" or "activate_gradient", of a ``kind``. Raises TypeError."""
     check_float("x", x)
-    return Problem("activate", _operand(x), x[2], epilogue, torch_only=torch_only)
+    return Problem(operation, _operand(x), x[2], epilogue, torch_only=torch_only)
 
 
 def channel_sum(g) -> Problem:
@@ -120,7 +121,7 @@ def permitted(precision, device) -> str:
     """``precision``, or what PyTorch's flags permit for convolutions on ``device`` at this moment."""
     check_precision(precision)
     if precision is None:
-        return "tf32" if permits_tf32() and device.type == "cuda" else "fp32"
+        return "tf32" if device.type == "cuda" and permits_tf32() else "fp32"
     return precision
 
 
@@ -128,11 +129,6 @@ def check_precision(precision):
     """Raises ValueError unless ``precision`` is None or one of ``PRECISIONS``."""
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision must be None or one of {PRECISIONS}, got {precision!r}")
-
-
-def permits_tf32() -> bool:
-    """``torch.backends.cudnn.conv.fp32_precision == "tf32"``, in a tenth of its time."""
-    return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
 
 
 def autocasts(device) -> bool:
@@ -144,6 +140,11 @@ def autocasts(device) -> bool:
 def is_transformed() -> bool:
     """Whether forward-mode differentiation or a ``torch.func`` transform must see every operation."""
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+# What torch.compiler.assume_constant_result does, without its import of the compiler: the transforms that are on while a call is
+# traced are those of the compiled code, whose own guards hold the others.
+is_transformed._dynamo_marked_constant = True
 
 
 def needs_grad(*tensors) -> bool:

@@ -1,70 +1,147 @@
-"""Torch operators of the layer, one for each epilogue: differentiable, traceable, and opaque to the compiler.
+"""The layer and its activation as torch operators: differentiable, traceable, and opaque to the compiler.
 
-The forward runs on whatever backend dispatch chooses and keeps x and the parameters alone; the backward
-computes the pre-activation again. What these operators do not serve is differentiated through the eager chain.
+An operator runs on whatever backend dispatch chooses. Besides its gradient it has all that torch asks of one: what it gives for
+tensors without data, a batching rule, a count of operations, and what it is made of in torch's own operators.
 """
 
 import functools
+import math
+from typing import NamedTuple
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from numba_impl import arguments, convolution, dispatch
 from numba_impl.arguments import kind, kinds
 from numba_impl.epilogue import EPILOGUES, Epilogue
-from numba_impl.problem import pair
+from numba_impl.problem import Geometry, pair
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
 NUMBERS = "int[] stride, int[] padding, int[] output_padding"
 CHOICE = "str? precision, str? backend"
 
 
-@functools.cache
-def operator(epilogue: Epilogue):
-    """``numba_impl::conv_transpose2d_NAME(x, weight, bias, stride, padding, output_padding, precision, backend, *constants)``.
+class Operators(NamedTuple):
+    """Of an epilogue; their arguments are those of ``functional``'s functions, which they check when they run.
 
-    It gives the epilogue of conv_transpose2d(x, weight, bias), x [N, C_in, H, W], contiguous; differentiable once by x,
-    weight and bias. Arguments as of ``functional.fused``; it checks them when it runs.
+    - ``layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants)``: the epilogue of
+      conv_transpose2d(x, weight, bias), x [N, C_in, H, W], contiguous; differentiable once. It keeps x and the parameters
+      alone for its gradient, which computes the pre-activation again.
+    - ``activation(x, *constants)``: the epilogue of x, of any shape; differentiable once.
     """
-    name = f"numba_impl::conv_transpose2d_{epilogue.name}"
-    all_arguments = ", ".join([TENSORS, NUMBERS, CHOICE, *(f"float {parameter}" for parameter in epilogue.parameters)])
 
-    def forward(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
-        constants = epilogue.check(*constants)
-        plan = _plan("forward", epilogue, x, weight, bias, None, stride, padding, output_padding, precision, backend)
-        return plan(x, weight, bias, constants=constants).contiguous()
+    layer: torch.library.CustomOpDef
+    layer_backward: torch.library.CustomOpDef
+    activation: torch.library.CustomOpDef
+    activation_backward: torch.library.CustomOpDef
 
-    def backward(gy, wanted, x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+
+@functools.cache
+def operators(epilogue: Epilogue) -> Operators:
+    """``numba_impl::conv_transpose2d_NAME`` and ``numba_impl::NAME``, and those of their gradients, ``..._backward``."""
+
+    def layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
         settings = stride, padding, output_padding, precision, backend
-        return _gradients(epilogue, gy, wanted, x, weight, bias, settings, constants)
+        plan = _layer_plan("forward", epilogue, x, weight, bias, None, *settings)
+        return plan(x, weight, bias, constants=epilogue.check(*constants)).contiguous()
 
-    operators = [
-        torch.library.custom_op(name, forward, mutates_args=(), schema=f"({all_arguments}) -> Tensor"),
-        torch.library.custom_op(
-            f"{name}_backward", backward, mutates_args=(), schema=f"(Tensor gy, bool[] wanted, {all_arguments}) -> Tensor[]"
-        ),
-    ]
-    layer, layer_backward = operators
+    def layer_backward(gy, wanted, x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+        settings = stride, padding, output_padding, precision, backend
+        return _layer_gradients(epilogue, gy, wanted, x, weight, bias, settings, constants)
 
-    def setup(ctx, inputs, output):
-        x, weight, bias, stride, padding, output_padding, precision, backend, *constants = inputs
+    def layer_settings(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+        """What PyTorch's flags permit in the forward holds for the backward."""
         if precision is None and not torch.compiler.is_compiling():
             settings = stride, padding, output_padding, None, backend
-            precision = convolution.precision(_plan("forward", epilogue, x, weight, bias, None, *settings).problem)
-        ctx.save_for_backward(x, weight, bias)
-        ctx.settings = stride, padding, output_padding, precision, backend, *constants
+            precision = convolution.precision(_layer_plan("forward", epilogue, x, weight, bias, None, *settings).problem)
+        return stride, padding, output_padding, precision, backend, *constants
+
+    def activation(x, *constants):
+        plan = dispatch.remembered(arguments.activation, None, "activate", epilogue, kind("x", x), "")
+        y = plan(x, None, constants=epilogue.check(*constants))
+        return y if y.stride() == x.stride() else y.clone()
+
+    def activation_backward(gy, wanted, x, *constants):
+        plan = dispatch.remembered(arguments.activation, None, "activate_gradient", epilogue, kind("x", x), "")
+        return plan(x, gy, constants=constants).contiguous()
+
+    constants = [f"float {parameter}" for parameter in epilogue.parameters]
+    layer_schema, layer_name = [TENSORS, NUMBERS, CHOICE, *constants], f"conv_transpose2d_{epilogue.name}"
+    return Operators(
+        *_define(layer_name, layer_schema, layer, layer_backward, 3, _fake_layer, layer_settings, _layer_flop),
+        *_define(epilogue.name, ["Tensor x", *constants], activation, activation_backward, 1, _fake_activation, lambda x, *c: c),
+    )
+
+
+def _define(name, schema, run, gradients, tensors, fake, settings, flop=None):
+    """An operator, and that of its gradients by its first ``tensors`` arguments, which it keeps.
+
+    ``gradients(gy, wanted, *arguments)`` gives them, contiguous, and what is not wanted with no value. ``settings(*arguments)``
+    gives the arguments after the tensors, as they are kept for the backward. ``flop`` counts the forward's floating-point
+    operations, which each gradient by x and weight takes too, from the shapes of the arguments.
+    """
+    given = ", ".join(schema)
+    forward = torch.library.custom_op(f"numba_impl::{name}", _on_plain(run), mutates_args=(), schema=f"({given}) -> Tensor")
+    returned = (
+        "Tensor" if tensors == 1 else f"({', '.join(['Tensor'] * tensors)})"
+    )  # no list: torch's fallback for batches takes none
+    full_name, full = f"numba_impl::{name}_backward", f"(Tensor gy, bool[] wanted, {given}) -> {returned}"
+    backward = torch.library.custom_op(full_name, _on_plain(gradients), mutates_args=(), schema=full)
+
+    def setup(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:tensors])
+        ctx.settings = settings(*inputs)
 
     def differentiate(ctx, gy):
-        wanted = list(ctx.needs_input_grad[:3])
-        gradients = iter(layer_backward(gy, wanted, *ctx.saved_tensors, *ctx.settings))
-        return *(next(gradients) if wants else None for wants in wanted), *[None] * len(ctx.settings)
+        wanted = list(ctx.needs_input_grad[:tensors])
+        found = backward(gy, wanted, *ctx.saved_tensors, *ctx.settings)
+        found = found if tensors > 1 else [found]
+        return *(g if wants else None for g, wants in zip(found, wanted, strict=True)), *[None] * len(ctx.settings)
 
-    layer.register_fake(_fake_output)
-    layer_backward.register_fake(_fake_gradients)
-    layer.register_autograd(differentiate, setup_context=setup)
-    return layer
+    def fake_gradients(gy, wanted, *arguments):
+        found = [gy.new_empty(t.shape if wants else 0) for t, wants in zip(arguments, wanted)]
+        return tuple(found) if tensors > 1 else found[0]
+
+    forward.register_autograd(differentiate, setup_context=setup)
+    forward.register_fake(fake)
+    backward.register_fake(fake_gradients)
+    for operator in (forward, backward):
+        operator.register_vmap(functools.partial(_one_by_one, operator))
+    if flop:
+        packets = getattr(torch.ops.numba_impl, name), getattr(torch.ops.numba_impl, f"{name}_backward")
+        register_flop_formula(packets[0])(lambda *shapes, out_shape=None: flop(*shapes))
+        register_flop_formula(packets[1])(lambda gy, wanted, *shapes, out_shape=None: sum(wanted[:2]) * flop(*shapes))
+    return forward, backward
 
 
-def _fake_output(x, weight, bias, stride, padding, output_padding, *others):
+def _on_plain(function):
+    """The function of the same memory as plain tensors: a subclass that does not dispatch is one but for its class."""
+
+    @functools.wraps(function)
+    def on_plain(*given):
+        return function(*(a.as_subclass(torch.Tensor) if isinstance(a, torch.Tensor) else a for a in given))
+
+    return on_plain
+
+
+def _one_by_one(operator, info, in_dims, *arguments):
+    """The batching rule: a call for each element of the batch."""
+
+    def call(number):
+        return operator(*(a.select(dim, number) if isinstance(dim, int) else a for a, dim in zip(arguments, in_dims)))
+
+    results = [call(number) for number in range(info.batch_size)]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    return tuple(torch.stack(found) for found in zip(*results)), (0,) * len(results[0])
+
+
+def _layer_flop(x, weight, *others) -> int:
+    """Products and sums of the convolution, as PyTorch counts them."""
+    return 2 * x[0] * math.prod(x[2:]) * math.prod(weight)
+
+
+def _fake_layer(x, weight, bias, stride, padding, output_padding, *others):
     """Checks what it can: sizes may be symbols here, so that those of the geometry are checked when the operator runs."""
     arguments.check_tensors(*kinds(x, weight, bias), autocast=False)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
@@ -72,28 +149,28 @@ def _fake_output(x, weight, bias, stride, padding, output_padding, *others):
     return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes))
 
 
-def _fake_gradients(gy, wanted, x, weight, bias, *others):
-    return [t.new_empty(t.shape) for t, wants in zip((x, weight, bias), wanted, strict=True) if wants]
+def _fake_activation(x, *constants):
+    return torch.empty_like(x)
 
 
-def _gradients(epilogue, gy, wanted, x, weight, bias, settings, constants):
+def _layer_gradients(epilogue, gy, wanted, x, weight, bias, settings, constants):
     """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions, in TF32 where the forward might be."""
     wants_x, wants_weight, wants_bias = wanted
-    images = _plan("pre_gradient", epilogue, x, weight, bias, gy, *settings).images or max(1, len(x))
+    images = _layer_plan("pre_gradient", epilogue, x, weight, bias, gy, *settings).images or max(1, len(x))
     parts = []
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
-        plan = _plan("pre_gradient", epilogue, x_part, weight, bias, gy_part, *settings)
+        plan = _layer_plan("pre_gradient", epilogue, x_part, weight, bias, gy_part, *settings)
         with torch.autocast(x.device.type, enabled=False), convolution.in_precision(plan.problem.permitted, x.device):
             g = plan(x_part, weight, bias, gy_part, constants=constants)
             of_bias = _channel_sum(g) if wants_bias else None
             of_x, of_weight = convolution.gradients(g, x_part, weight, plan.problem.geometry, wants_x, wants_weight)
         parts.append((of_x, of_weight, of_bias))
     joins = _joined, _summed, _summed
-    gradients = [join(found) for join, found, wants in zip(joins, zip(*parts, strict=True), wanted, strict=True) if wants]
-    return [gradient.contiguous() for gradient in gradients]
+    found = zip(joins, zip(*parts, strict=True), wanted, strict=True)
+    return tuple(join(parts).contiguous() if wants else x.new_empty(0) for join, parts, wants in found)
 
 
-def _plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, precision, backend):
+def _layer_plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, precision, backend):
     """As an operator sees it: below autograd's transforms and autocast, whichever are on when it runs."""
     below = arguments.permitted(precision, x.device), precision is None, ""
     operands = *kinds(x, weight, bias), gy if gy is None else kind("gy", gy)
@@ -113,5 +190,22 @@ def _summed(parts):
     return functools.reduce(torch.add, parts)
 
 
+def decompositions() -> dict:
+    """The operators in torch's own: for ``ExportedProgram.run_decompositions``, beside torch's default table."""
+
+    def layer_of(epilogue):
+        def layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+            geometry = Geometry.of(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(output_padding))
+            return epilogue.forward(convolution.forward(x, weight, bias, geometry), constants)
+
+        return layer
+
+    table = dict(torch.export.default_decompositions())
+    for epilogue in EPILOGUES:
+        table[getattr(torch.ops.numba_impl, f"conv_transpose2d_{epilogue.name}").default] = layer_of(epilogue)
+        table[getattr(torch.ops.numba_impl, epilogue.name).default] = lambda x, *constants, e=epilogue: e.forward(x, constants)
+    return table
+
+
 for _epilogue in EPILOGUES:
-    operator(_epilogue)  # now, so that a loaded program finds it
+    operators(_epilogue)  # now, so that a loaded program finds them

@@ -1,5 +1,6 @@
 """Torch's own transposed convolution: the call, its gradients, and what is known of the precision and time of cuDNN's."""
 
+import threading
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +19,10 @@ TF32_AXIS, TF32_WORK = (3, 2, 1), (2**21, 2**18)
 START, CONVOLUTION, PRODUCT = 24_000, 64, 120
 TF32, TF32_CHANNELS, TF32_PIXEL = 1700, 128, 1.3
 
+# PyTorch has one flag for all threads. Who reads it waits for who has it changed; the same thread may do both.
+_FLAG = threading.RLock()
+FLAG, PARENTS = ("cuda", "conv"), (("generic", "all"), ("cuda", "all"))  # the flag inherits from the latter, that from the former
+
 
 def forward(x, weight, bias, geometry: Geometry):
     """The pre-activation [N, C_out, H_out, W_out] of x [N, C_in, H, W]."""
@@ -31,19 +36,54 @@ def gradients(g, x, weight, geometry: Geometry, wants_x, wants_weight):
     return torch.ops.aten.convolution_backward(g, x, weight, None, *settings, mask)[:2] if any(mask) else (None, None)
 
 
+def permits_tf32() -> bool:
+    """Whether PyTorch's flags let cuDNN's convolutions use TF32, and cuDNN is what convolves."""
+    with _FLAG:
+        return _get(FLAG) == "tf32" and torch._C._get_cudnn_enabled()
+
+
 @contextmanager
 def in_precision(precision, device):
-    """Let cuDNN's convolutions compute in ``precision`` meanwhile; touches the flag only if it must change."""
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision if device.type == "cuda" else None
-    if before is None or (before == "tf32") == (precision == "tf32"):
+    """Let cuDNN's convolutions compute in ``precision`` meanwhile.
+
+    Where that is not what the flag says, it is changed and restored. Meanwhile our calls in other threads wait, for the time
+    that the host takes; torch's own convolutions there see the changed flag, of which PyTorch has but one.
+    """
+    if device.type != "cuda":
         yield
         return
-    conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        conv.fp32_precision = before
+    with _FLAG:
+        before = _get(FLAG)
+        if (before == "tf32") == (precision == "tf32"):
+            yield
+            return
+        inherited = _inherited(before)
+        _set(FLAG, "tf32" if precision == "tf32" else "ieee")
+        try:
+            yield
+        finally:
+            _set(FLAG, "none" if inherited else before)
+
+
+def _inherited(value) -> bool:
+    """Whether the flag has its value from a more general one: it then changes with that, which is changed back at once."""
+    other = "ieee" if value == "tf32" else "tf32"
+    for number, parent in enumerate(PARENTS):
+        below, own = [_get(flag) for flag in (*PARENTS[number + 1 :], FLAG)], _get(parent)
+        _set(parent, other)
+        after = [_get(flag) for flag in (*PARENTS[number + 1 :], FLAG)]
+        _set(parent, own)
+        if after != below:  # what lies between inherits, and the flag, or what lies between alone
+            return after[-1] != below[-1]
+    return False
+
+
+def _get(flag):
+    return torch._C._get_fp32_precision_getter(*flag)
+
+
+def _set(flag, value):
+    torch._C._set_fp32_precision_setter(*flag, value)
 
 
 def precision(problem: Problem) -> str:

@@ -1,19 +1,26 @@
-"""The layer as functions of tensors, or of arrays with ``__cuda_array_interface__``."""
+"""The layer as functions of tensors, or of arrays with ``__cuda_array_interface__``.
+
+A call goes straight to its plan where it is what it seems: plain tensors, and nobody that watches. What watches (a mode, a
+tracer, a compiler) sees an operator, or, where that does not serve, the eager chain; a subclass of tensors is asked first.
+"""
 
 import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
-from numba_impl import arguments, autograd, convolution, dispatch, exchange
+from numba_impl import arguments, autograd, dispatch, exchange
 from numba_impl.arguments import autocasts, is_transformed, kind, kinds, needs_grad
 from numba_impl.backends.base import DTYPES
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.epilogue import Epilogue, layer_constants
 from numba_impl.exchange import CudaArray
-from numba_impl.problem import Geometry, Problem, pair
+from numba_impl.problem import Problem, pair
 
 Pair = int | tuple[int, int]
 
-LAYER = autograd.operator(CHAIN)
-BOUNDS = -1.0, 1.0  # hardtanh's, in the layer
+LAYER = torch.ops.numba_impl.conv_transpose2d_mish_add_hardtanh_scale.default
+ACTIVATION = torch.ops.numba_impl.mish_add_hardtanh_scale.default
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def conv_transpose2d_mish_add_hardtanh_scale(
@@ -40,24 +47,38 @@ def conv_transpose2d_mish_add_hardtanh_scale(
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
-    if not _tensors(x, weight, bias):
-        with exchange.as_tensors(x=x, weight=weight, bias=bias) as (x, weight, bias):
-            settings = dict(add_value=add_value, scale=scale, precision=precision, backend=backend)
-            return conv_transpose2d_mish_add_hardtanh_scale(x, weight, bias, stride, padding, output_padding, **settings)
-    if torch.compiler.is_compiling():
-        return _traced(x, weight, bias, stride, padding, output_padding, precision, backend, add_value, scale, *BOUNDS)
-    constants = layer_constants(add_value, scale)
-    return fused(x, weight, bias, stride, padding, output_padding, CHAIN, constants, precision, backend)
+    if is_dynamo_compiling():
+        return _watched_layer(x, weight, bias, stride, padding, output_padding, precision, backend, add_value, scale, -1.0, 1.0)
+    if not is_compiling() and _plain(x, weight) and (bias is None or _plain(bias)) and not _watched():
+        constants = layer_constants(add_value, scale)
+        return fused(x, weight, bias, stride, padding, output_padding, CHAIN, constants, precision, backend)
+    tensors, numbers = (x, weight, bias), (stride, padding, output_padding)
+    named = dict(add_value=add_value, scale=scale, precision=precision, backend=backend)
+    if has_torch_function(tensors):
+        return handle_torch_function(conv_transpose2d_mish_add_hardtanh_scale, tensors, *tensors, *numbers, **named)
+    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor | None)):
+        with exchange.as_tensors(x=x, weight=weight, bias=bias) as tensors:
+            return conv_transpose2d_mish_add_hardtanh_scale(*tensors, *numbers, **named)
+    return _watched_layer(*tensors, *numbers, precision, backend, add_value, scale, -1.0, 1.0)
 
 
-def _tensors(x, weight, bias):
-    return isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))
+def _plain(*tensors) -> bool:
+    """Whether these are tensors of no other class."""
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            return False
+    return True
+
+
+def _watched() -> bool:
+    """Whether a mode or a tracer is to see torch's operations."""
+    return torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or torch._C._get_tracing_state()
 
 
 def fused(
     x, weight, bias, stride, padding, output_padding, epilogue: Epilogue, constants, precision=None, backend=None
 ) -> torch.Tensor:
-    """The ``epilogue``, with constants that it has checked, of conv_transpose2d(x, weight, bias), tensors; the rest as above."""
+    """The ``epilogue``, with constants that it has checked, of conv_transpose2d(x, weight, bias), plain tensors; see above."""
     tensors = kinds(x, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     modes = arguments.modes(precision, x.device)
@@ -68,24 +89,30 @@ def fused(
     if plan.differentiable or not needs_grad(x, weight, bias):
         y = plan(x4, weight, bias, constants=constants)
     else:
-        y = autograd.operator(epilogue)(x4, weight, bias, *numbers, precision, backend, *constants)
+        y = autograd.operators(epilogue).layer(x4, weight, bias, *numbers, precision, backend, *constants)
     return y if x.dim() == 4 else y.squeeze(0)
 
 
-def _traced(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
-    """As torch.compile and torch.export see the layer: one operator, or the eager chain, which they compile themselves.
+def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+    """As modes, tracers and compilers see the layer: one operator, or the eager chain.
 
-    The operator checks the arguments: what is looked at here, compiled code looks at again in each call. So the devices
-    are asked of x, too, and not looked up in ``arguments.DEVICES``.
+    The operator checks the arguments: what is looked at here, compiled code looks at again in each call, down to a name that
+    is looked up. So the devices are asked of x, and not looked up in ``arguments.DEVICES``.
     """
-    if x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or autocasts(x.device):
-        arguments.check_tensors(*kinds(x, weight, bias), autocasts(x.device))
-        geometry = Geometry.of(tuple(weight.shape[2:]), stride, padding, output_padding)
-        return CHAIN.forward(convolution.forward(x, weight, bias, geometry), CHAIN.check(*constants))
+    if x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or autocasts(x.device) or is_transformed() or _exported():
+        return CHAIN.forward(torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, output_padding), constants)
     settings = *((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding)), precision, backend
     if x.dim() == 3:
         return LAYER(x.unsqueeze(0), weight, bias, *settings, *constants).squeeze(0)
     return LAYER(x, weight, bias, *settings, *constants)
+
+
+def _exported() -> bool:
+    """Whether this is for ONNX or TorchScript, which know torch's operators alone."""
+    return torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
+
+
+_exported._dynamo_marked_constant = True  # as ``arguments.is_transformed`` is
 
 
 def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
@@ -105,15 +132,30 @@ def mish_add_hardtanh_scale(
     """hardtanh(mish(x) + add_value, min_val, max_val) * scale, element by element.
 
     x: floating-point tensor of any shape, strides and device, or an array with ``__cuda_array_interface__``. With ``inplace``
-    the result replaces x, which is returned; else a new tensor of x's shape. fp32 without gradients runs in one pass.
+    the result replaces x, which is returned; else a new tensor of x's shape. fp32 runs in one pass, as does its gradient.
 
     Raises TypeError for an argument of the wrong type, ValueError if min_val > max_val.
     """
+    constants = add_value, scale, min_val, max_val
+    if not is_compiling() and _plain(x) and not _watched() and not needs_grad(x):
+        return _activate(x, CHAIN.check(*constants), inplace)
+    if has_torch_function((x,)):
+        return handle_torch_function(mish_add_hardtanh_scale, (x,), x, *constants, inplace)
     if not isinstance(x, torch.Tensor):
         with exchange.as_tensors(x=x) as (x,):
-            return mish_add_hardtanh_scale(x, add_value, scale, min_val, max_val, inplace)
-    constants = CHAIN.check(add_value, scale, min_val, max_val)
-    plan = dispatch.remembered(arguments.activation, None, CHAIN, kind("x", x), _why_torch_only(x))
+            return mish_add_hardtanh_scale(x, *constants, inplace)
+    source = x.clone() if inplace and needs_grad(x) else x  # which the backward reads
+    if x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not is_transformed() and not _exported():
+        y = ACTIVATION(source, *constants)
+    else:
+        y = CHAIN.forward(source, constants)
+    return x.copy_(y) if inplace else y
+
+
+def _activate(x, constants, inplace):
+    """Of a plain tensor without a gradient."""
+    torch_only = arguments.TRANSFORMED if is_transformed() else arguments.NEGATED if x.is_neg() else ""
+    plan = dispatch.remembered(arguments.activation, None, "activate", CHAIN, kind("x", x), torch_only)
     y = plan(x, x if inplace else None, constants=constants)
     if not inplace:
         return y
@@ -122,12 +164,3 @@ def mish_add_hardtanh_scale(
     if not x.is_inference():  # those keep no version
         torch.autograd.graph.increment_version(x)
     return x
-
-
-def _why_torch_only(x) -> str:
-    """Why the activation must be made of torch's own operations, or an empty string."""
-    if needs_grad(x):
-        return arguments.DIFFERENTIATED
-    if is_transformed():
-        return arguments.TRANSFORMED
-    return arguments.NEGATED if x.is_neg() else ""

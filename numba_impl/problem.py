@@ -49,13 +49,13 @@ class Axis:
 
     @property
     def first_shift(self) -> int:
-        """The smallest shift."""
-        return min(self.shifts)
+        """The smallest shift: the last tap's."""
+        return -((self.kernel_size - 1 - self.padding) // self.stride)
 
     @property
     def reach(self) -> int:
         """Input positions that a cell meets, less one."""
-        return max(self.shifts) - self.first_shift
+        return -(-self.padding // self.stride) - self.first_shift
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Problem:
     - "pre_gradient" (x, weight, bias, gy): from the gradient at the output, of any strides, that at the pre-activation;
     - "activate" (x, y): the epilogue of x alone, into y, which may be x: dense tensors of the same strides, or of any if
       ``torch_only``;
+    - "activate_gradient" (x, gy): the gradient at x from gy at the epilogue of x, a new tensor;
     - "channel_sum" (g): a sum for each channel over images and pixels, the gradient of a bias.
 
     ``arguments`` makes problems of what users pass, and checks it.

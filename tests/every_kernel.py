@@ -25,7 +25,9 @@ SIZE = 1003
 def run_epilogue():
     x = torch.randn(SIZE)
     given = x.cuda()
-    y = dispatch.plan(arguments.activation(CHAIN, arguments.kind("x", given), ""), "composite")(given, None, constants=CLAMPED)
+    y = dispatch.plan(arguments.activation("activate", CHAIN, arguments.kind("x", given), ""), "composite")(
+        given, None, constants=CLAMPED
+    )
     check_epilogue(y.cpu(), x, CLAMPED)
 
 

@@ -57,8 +57,9 @@ def test_imports_flow_downwards(module):
 
 def test_llvmlite_stands_in_two_files():
     """What a move to another CUDA target of Numba touches."""
-    using = {module for module, path in MODULES.items() if re.search(r"\bllvmlite\b", path.read_text())}
-    assert using <= {"cuda.device", "cuda.ptx.emit", "cuda.cache"}  # the cache's key names its version
+    importing = re.compile(r"^\s*(from|import) llvmlite", re.MULTILINE)
+    using = {module for module, path in MODULES.items() if importing.search(path.read_text())}
+    assert using <= {"cuda.device", "cuda.ptx.emit"}
 
 
 def test_no_function_of_a_kernel_takes_any_number_of_arguments():
@@ -153,5 +154,5 @@ def test_an_epilogue_is_an_entry_of_the_table(device, backend, precision, reques
 
 def test_an_epilogues_alone():
     x = torch.randn(3, 5, 7)
-    plan = dispatch.plan(arguments.activation(RELU, arguments.kind("x", x), ""))
+    plan = dispatch.plan(arguments.activation("activate", RELU, arguments.kind("x", x), ""))
     assert plan.backend == "cpu" and torch.equal(plan(x, None), x.relu())

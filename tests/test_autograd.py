@@ -15,8 +15,7 @@ from numba_impl.epilogue import Constants
 from numba_impl.oracle import check_layer
 from tests.cases import SIZES, USUAL, VIEWS, Case, apply, eager, every_backend, every_device
 
-LAYER = autograd.operator(CHAIN)
-LAYER_BACKWARD = torch.ops.numba_impl.conv_transpose2d_mish_add_hardtanh_scale_backward.default
+LAYER, LAYER_BACKWARD, _, _ = autograd.operators(CHAIN)
 
 # torch's compilers also call what its public modules warn of; a warning that a call of ours causes is no less an error.
 compiling = pytest.mark.filterwarnings(r"default:::(torch|triton)\b")

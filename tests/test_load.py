@@ -143,7 +143,7 @@ CACHES = {
     "numba_impl.cuda.tensor_map.encode": "a limit: maps of the last tensors",
     "numba_impl.cuda.kernel._stream": "a limit: streams as cuda.core has them",
     "numba_impl.backends.cpu._loops": "the epilogues, once for one thread and once for many",
-    "numba_impl.autograd.operator": "the epilogues",
+    "numba_impl.autograd.operators": "the epilogues",
     "numba_impl.backends.composite.elementwise.build": "the kernels of the process",
     "numba_impl.backends.composite.channel_sum.build": "the kernels of the process",
     "numba_impl.backends.tiled.kernel.build": "the kernels of the process",

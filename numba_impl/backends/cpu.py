@@ -4,6 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numba_impl import convolution
 from numba_impl.backends.base import LAYER, Backend, Plan, dense, laid_out_as, passes, why_not_ours
 from numba_impl.epilogue import Epilogue, Operations
+from numba_impl.errors import KernelError
 from numba_impl.problem import Problem
 
 CHUNK = 2**20  # values of the pre-activation: 4 MiB; fresh pages for more cost as much as the convolution
@@ -26,7 +28,7 @@ EXP2 = tuple(np.float32(c) for c in (1.5345773e-4, 1.3399932e-3, 9.6184891e-3, 5
 def why_not(problem: Problem) -> str:
     if problem.device.type != "cpu":
         return f"x is on {problem.device}, not on the CPU"
-    return why_not_ours(problem, (*LAYER, "activate"))
+    return why_not_ours(problem, (*LAYER, "activate", "activate_gradient"))
 
 
 def cycles(problem: Problem) -> float:
@@ -36,6 +38,8 @@ def cycles(problem: Problem) -> float:
 def plan(problem: Problem) -> Plan:
     if problem.operation == "activate":
         return Plan(problem, _activate(problem.epilogue))
+    if problem.operation == "activate_gradient":
+        return Plan(problem, _activate_gradient(problem.epilogue))
     images = max(1, CHUNK // max(1, math.prod(problem.output_shape[1:])))
     if problem.operation == "forward":
         return Plan(problem, _forward(problem, images))
@@ -80,22 +84,60 @@ def _activate(epilogue):
     return run
 
 
+def _activate_gradient(epilogue):
+    def run(x, gy, constants):
+        g = x.clone()
+        _run(epilogue, "gradient", (g, laid_out_as(gy, g)), constants)
+        return g
+
+    return run
+
+
 def _run(epilogue: Epilogue, name, tensors, constants):
     """A loop over dense tensors of the same strides, on as many threads as torch uses.
 
-    On one thread it starts no other, which a forked process may not do.
+    On one thread it starts no other, which a forked process may not do. Raises KernelError where Numba cannot run it.
     """
-    import numba
-
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     flat = [t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors]
     numbers = tuple(map(np.float32, constants))
+    threads = min(torch.get_num_threads(), _most_threads())
     if threads == 1:
         getattr(_loops(epilogue, parallel=False), name)(*flat, numbers)
         return
-    with _PARALLEL:
-        numba.set_num_threads(threads)
+    with _PARALLEL, _on_threads(threads):
         getattr(_loops(epilogue, parallel=True), name)(*flat, numbers)
+
+
+def _most_threads() -> int:
+    """Threads that Numba may start. Raises KernelError where it compiles nothing."""
+    try:
+        import numba
+    except ImportError as error:  # of a NumPy that it does not know, too
+        raise KernelError(f"Numba cannot be imported: {error}") from error
+    if numba.config.DISABLE_JIT:
+        raise KernelError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing: unset it")
+    return numba.config.NUMBA_NUM_THREADS
+
+
+@contextmanager
+def _on_threads(threads):
+    """Numba's loops run on so many threads meanwhile; afterwards Numba and torch, which may share OpenMP, have theirs again."""
+    import numba
+
+    torchs = torch.get_num_threads()
+    try:
+        before = numba.get_num_threads()
+        if before != threads:
+            numba.set_num_threads(threads)
+    except ValueError as error:
+        raise KernelError(f"Numba has no threading layer, which NUMBA_THREADING_LAYER names: {error}") from error
+    try:
+        yield
+    finally:
+        if before != threads:
+            numba.set_num_threads(before)
+        if torch.get_num_threads() != torchs:
+            torch.set_num_threads(torchs)
 
 
 class _Loops(NamedTuple):

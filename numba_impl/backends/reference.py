@@ -4,7 +4,8 @@ from numba_impl import convolution
 from numba_impl.backends.base import Backend, Plan, passes
 from numba_impl.problem import Problem
 
-PASSES = {"forward": 4, "pre_gradient": 6, "activate": 4, "channel_sum": 2}  # through all values, after the convolution
+# How often an operation goes through all values, after the convolution.
+PASSES = {"forward": 4, "pre_gradient": 6, "activate": 4, "activate_gradient": 5, "channel_sum": 2}
 
 
 def why_not(problem: Problem) -> str:
@@ -41,9 +42,19 @@ def _activate(problem):
     return lambda x, y, constants: problem.epilogue.forward(x, constants)
 
 
+def _activate_gradient(problem):
+    return lambda x, gy, constants: problem.epilogue.gradient(x, gy, constants)
+
+
 def _channel_sum(problem):
     return lambda g, constants: g.sum((0, 2, 3))
 
 
-RUNS = {"forward": _forward, "pre_gradient": _pre_gradient, "activate": _activate, "channel_sum": _channel_sum}
+RUNS = {
+    "forward": _forward,
+    "pre_gradient": _pre_gradient,
+    "activate": _activate,
+    "activate_gradient": _activate_gradient,
+    "channel_sum": _channel_sum,
+}
 BACKEND = Backend(why_not, cycles, plan)

@@ -18,6 +18,7 @@ from numba_impl.errors import KernelError
 
 _threads = threading.local()
 _resident = []  # every kernel that was loaded: CUDA unloads one that nobody holds, though a graph may launch it or it may run
+COMPILERS = "numba", "llvmlite", "cuda"  # the packages whose exceptions say that a kernel does not compile or load
 FREE_SHARED_BYTES = 48 * 1024  # a block gets more only where the kernel asks for it
 
 
@@ -70,6 +71,8 @@ class Kernel:
                     _resident.append(loaded)
                     self._loaded[index] = loaded
                 except Exception as error:
+                    if not _is_installations(error):
+                        raise
                     kind = torch.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else KernelError
                     raise kind(f"the kernel {name} cannot be compiled or loaded on cuda:{index}: {error}") from error
         return self._loaded[index]
@@ -86,6 +89,12 @@ class Kernel:
         with no_garbage_collection():
             compiled = cuda.jit(launch_bounds=(self.threads, self.blocks))(self.function).compile(self.signature)
         return compiled.entry_name.encode() + b"\0" + compiled._codelibrary.get_cubin().code
+
+
+def _is_installations(error) -> bool:
+    """Whether the compiler or the driver raised an exception, and not a caller's alarm or a lack of the host's memory."""
+    origin = type(error).__module__.partition(".")[0]
+    return origin in COMPILERS or origin == "builtins" and not isinstance(error, (MemoryError, TimeoutError))
 
 
 @contextlib.contextmanager

@@ -59,6 +59,16 @@ def _activate(problem):
     return run
 
 
+def _activate_gradient(problem):
+    finish = _elementwise("pre_gradient", problem, problem.x.shape)
+
+    def run(x, gy, constants):
+        z = x.clone()
+        return finish(laid_out_as(gy, z), z, constants)
+
+    return run
+
+
 def _channel_sum(problem):
     from numba_impl.backends.composite import channel_sum
 
@@ -72,5 +82,11 @@ def _elementwise(operation, problem, shape):
     return elementwise.prepare(operation, problem.epilogue, problem.device, shape)
 
 
-RUNS = {"forward": _forward, "pre_gradient": _pre_gradient, "activate": _activate, "channel_sum": _channel_sum}
+RUNS = {
+    "forward": _forward,
+    "pre_gradient": _pre_gradient,
+    "activate": _activate,
+    "activate_gradient": _activate_gradient,
+    "channel_sum": _channel_sum,
+}
 BACKEND = Backend(why_not, cycles, plan)

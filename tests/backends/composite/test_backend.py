@@ -20,7 +20,7 @@ every_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 
 
 def activation(x, torch_only=""):
-    return arguments.activation(CHAIN, kind("x", x), torch_only)
+    return arguments.activation("activate", CHAIN, kind("x", x), torch_only)
 
 
 @pytest.mark.gpu
