@@ -89,7 +89,7 @@ class ModelNumba(nn.Module):
         self.precision, self.backend = precision, backend
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self.conv_transpose
+        conv = self._modules["conv_transpose"]  # nn.Module's own look-up takes as long as all else here
         if why_called(conv):
             return self._after(conv, x)
         return functional.conv_transpose2d_mish_add_hardtanh_scale(
@@ -153,20 +153,20 @@ def why_called(conv) -> str:
         return "it has hooks"
     if conv.groups != 1 or conv.dilation != (1, 1):
         return f"groups is {conv.groups} and dilation {conv.dilation}"
-    if is_dynamo_compiling():
-        return ""
-    has = conv.__dict__
+    return "" if is_dynamo_compiling() else _why_called_by_more(conv, conv.__dict__)
+
+
+def _why_called_by_more(conv, has) -> str:
+    """``why_called`` by what compiled code takes for granted."""
     if has["_backward_hooks"] or has["_backward_pre_hooks"]:
         return "it has hooks"
     if _has_any_global_hook():
         return "there are hooks of all modules"
     if "forward" in has:
         return "its forward has been replaced"
-    if conv.padding_mode != "zeros":
+    if has["padding_mode"] != "zeros":
         return f"padding_mode is {conv.padding_mode!r}"
-    if not isinstance(has["_parameters"].get("weight", has.get("weight")), torch.Tensor):
-        return "it has no weight"
-    return ""
+    return "" if "weight" in has["_parameters"] or "weight" in has else "it has no weight"
 
 
 def _plain_number(value):

@@ -62,7 +62,9 @@ def kind(name, tensor) -> tuple:
     """(shape, dtype, device, layout, format) of a tensor, all that a plan may depend on. Raises TypeError for another object."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, _format(tensor)
+    layout = tensor.layout
+    memory_format = "nchw" if layout is torch.strided and tensor.is_contiguous() else _other_format(tensor)
+    return tensor.shape, tensor.dtype, tensor.device, layout, memory_format
 
 
 def kinds(x, weight, bias) -> tuple:
@@ -70,12 +72,9 @@ def kinds(x, weight, bias) -> tuple:
     return kind("x", x), kind("weight", weight), None if bias is None else kind("bias", bias)
 
 
-def _format(tensor) -> str:
-    if tensor.layout != torch.strided:
-        return "strided"
-    if tensor.is_contiguous():
-        return "nchw"
-    return "nhwc" if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) else "strided"
+def _other_format(tensor) -> str:
+    nhwc = tensor.layout is torch.strided and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return "nhwc" if nhwc else "strided"
 
 
 def check_float(name, kind):
@@ -140,11 +139,6 @@ def autocasts(device) -> bool:
 def is_transformed() -> bool:
     """Whether forward-mode differentiation or a ``torch.func`` transform must see every operation."""
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
-
-
-# What torch.compiler.assume_constant_result does, without its import of the compiler: the transforms that are on while a call is
-# traced are those of the compiled code, whose own guards hold the others.
-is_transformed._dynamo_marked_constant = True
 
 
 def needs_grad(*tensors) -> bool:

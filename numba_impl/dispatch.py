@@ -54,7 +54,8 @@ def plan(problem: Problem, forced=None) -> Plan:
     name, _ = choose(problem, forced)
     otherwise = functools.partial(_otherwise, name, problem) if forced is None else None
     try:
-        return replace(BACKENDS[name].plan(problem), backend=name, otherwise=otherwise)
+        on_streams = problem.device.type == "cuda" and not problem.torch_only
+        return replace(BACKENDS[name].plan(problem), backend=name, otherwise=otherwise, on_streams=on_streams)
     except KernelError as error:
         if otherwise is None:
             raise

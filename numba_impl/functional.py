@@ -20,7 +20,7 @@ Pair = int | tuple[int, int]
 
 LAYER = torch.ops.numba_impl.conv_transpose2d_mish_add_hardtanh_scale.default
 ACTIVATION = torch.ops.numba_impl.mish_add_hardtanh_scale.default
-PLAIN = {torch.Tensor, torch.nn.Parameter}
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of no other class
 
 
 def conv_transpose2d_mish_add_hardtanh_scale(
@@ -49,7 +49,13 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     """
     if is_dynamo_compiling():
         return _watched_layer(x, weight, bias, stride, padding, output_padding, precision, backend, add_value, scale, -1.0, 1.0)
-    if not is_compiling() and _plain(x, weight) and (bias is None or _plain(bias)) and not _watched():
+    if (
+        not is_compiling()
+        and type(x) in PLAIN
+        and type(weight) in PLAIN
+        and (bias is None or type(bias) in PLAIN)
+        and not _watched()
+    ):
         constants = layer_constants(add_value, scale)
         return fused(x, weight, bias, stride, padding, output_padding, CHAIN, constants, precision, backend)
     tensors, numbers = (x, weight, bias), (stride, padding, output_padding)
@@ -60,14 +66,6 @@ def conv_transpose2d_mish_add_hardtanh_scale(
         with exchange.as_tensors(x=x, weight=weight, bias=bias) as tensors:
             return conv_transpose2d_mish_add_hardtanh_scale(*tensors, *numbers, **named)
     return _watched_layer(*tensors, *numbers, precision, backend, add_value, scale, -1.0, 1.0)
-
-
-def _plain(*tensors) -> bool:
-    """Whether these are tensors of no other class."""
-    for tensor in tensors:
-        if type(tensor) not in PLAIN:
-            return False
-    return True
 
 
 def _watched() -> bool:
@@ -99,7 +97,7 @@ def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, 
     The operator checks the arguments: what is looked at here, compiled code looks at again in each call, down to a name that
     is looked up. So the devices are asked of x, and not looked up in ``arguments.DEVICES``.
     """
-    if x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or autocasts(x.device) or is_transformed() or _exported():
+    if x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or _needs_chain(x.device):
         return CHAIN.forward(torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, output_padding), constants)
     settings = *((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding)), precision, backend
     if x.dim() == 3:
@@ -107,12 +105,15 @@ def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, 
     return LAYER(x, weight, bias, *settings, *constants)
 
 
-def _exported() -> bool:
-    """Whether this is for ONNX or TorchScript, which know torch's operators alone."""
-    return torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
+def _needs_chain(device) -> bool:
+    """Whether an operator of ours cannot stand for the eager chain: transforms see torch's operations alone, autocast gives
+    other dtypes, and TorchScript and ONNX know nothing else."""
+    return autocasts(device) or is_transformed() or torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
 
 
-_exported._dynamo_marked_constant = True  # as ``arguments.is_transformed`` is
+# What torch.compiler.assume_constant_result does, without its import of the compiler. The answer of the time of tracing is right:
+# transforms are those of the compiled code itself, and its own guards hold all that is on outside of it.
+_needs_chain._dynamo_marked_constant = True
 
 
 def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
@@ -137,7 +138,7 @@ def mish_add_hardtanh_scale(
     Raises TypeError for an argument of the wrong type, ValueError if min_val > max_val.
     """
     constants = add_value, scale, min_val, max_val
-    if not is_compiling() and _plain(x) and not _watched() and not needs_grad(x):
+    if not is_compiling() and type(x) in PLAIN and not _watched() and not needs_grad(x):
         return _activate(x, CHAIN.check(*constants), inplace)
     if has_torch_function((x,)):
         return handle_torch_function(mish_add_hardtanh_scale, (x,), x, *constants, inplace)
@@ -145,7 +146,7 @@ def mish_add_hardtanh_scale(
         with exchange.as_tensors(x=x) as (x,):
             return mish_add_hardtanh_scale(x, *constants, inplace)
     source = x.clone() if inplace and needs_grad(x) else x  # which the backward reads
-    if x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not is_transformed() and not _exported():
+    if x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not _needs_chain(x.device):
         y = ACTIVATION(source, *constants)
     else:
         y = CHAIN.forward(source, constants)

@@ -295,7 +295,7 @@ def test_transforms_inside_compiled_code(device, precision):
     }
     for name, transform in transforms.items():
         torch._dynamo.reset()
-        got, want = torch.compile(transform(model))(x, v), transform(lambda x: eager(model, x))(x, v)
+        got, want = torch.compile(transform(model), backend="aot_eager")(x, v), transform(lambda x: eager(model, x))(x, v)
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -503,6 +503,7 @@ def test_onnx(dynamo, device, tmp_path):
     torch.testing.assert_close(torch.from_numpy(y), eager(model, x).detach().cpu(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own, when it copies a program
 @every_device
 def test_an_exported_program_in_torchs_operators(device):
     model, x = layer(device)

@@ -167,9 +167,7 @@ def test_gradients_at_the_pre_activation(case, constants):
     check_layer_gradient(g, x, weight, bias, gy, case.geometry, constants)
     rounded = CHAIN.gradient(convolution.forward(to_tf32(x), to_tf32(weight), bias, case.geometry), gy, constants)
     check_layer_gradient(rounded, x, weight, bias, gy, case.geometry, constants, precision="tf32")
-    place = (g != 0).nonzero()[0].tolist()
-    wrong = g.clone()
-    wrong[tuple(place)] *= 1.001
+    wrong = torch.where(g.abs() == g.abs().max(), 1.001 * g, g)  # the smallest may be lost in what rounding allows
     for bad in (rounded, wrong, g.masked_fill(g == g.max(), 0), g.masked_fill(g == g.min(), math.nan)):
         with pytest.raises(Wrong, match="values wrong"):
             check_layer_gradient(bad, x, weight, bias, gy, case.geometry, constants)

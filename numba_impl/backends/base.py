@@ -33,12 +33,13 @@ class Plan:
     precision: str = "fp32"  # that products have
     images: int | None = None  # so many at a time are computed fastest; None: all
     differentiable: bool = False  # it is made of torch's own operations alone
+    on_streams: bool = False  # the memory of the tensors is to be recorded on a side stream; filled in by dispatch, as are
     backend: str = ""  # the name, and what replaces it where a kernel does not compile or load: filled in by dispatch
     otherwise: Callable[[KernelError], "Plan"] | None = None
 
     def __call__(self, *tensors, constants=()):
         """The result of the problem's operation; tensors as ``Problem`` lists them, None for no bias."""
-        if self.problem.device.type == "cuda" and not self.problem.torch_only:
+        if self.on_streams:
             gpu.record_stream(*tensors)
         try:
             return self.run(*tensors, constants)
