@@ -117,6 +117,24 @@ def test_memory_that_lacks_is_torchs_error(words, kind, monkeypatch):
         kernel._load(0)
 
 
+class Alarm(Exception):
+    """A caller's, raised by a signal while a kernel compiles."""
+
+
+@pytest.mark.parametrize("error", [Alarm("late"), MemoryError(), TimeoutError(), KeyboardInterrupt()], ids=repr)
+def test_what_is_not_the_compilers_reaches_the_caller(error, monkeypatch):
+    from numba_impl.cuda import kernel as launch
+
+    def fail(**options):
+        raise error
+
+    monkeypatch.setattr(launch.cuda, "jit", fail)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.raises(type(error)) as caught:
+        launch.Kernel(lambda: None, None, threads=32, blocks=1)._load(0)
+    assert caught.value is error and not isinstance(error, KernelError)
+
+
 def without_nvvm(patch):
     from numba.cuda.cudadrv import nvvm
 

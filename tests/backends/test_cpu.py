@@ -1,6 +1,10 @@
 """The CPU backend's epilogue and its gradient: its own exp2 against float64, for every kind of value; chunks and threads."""
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.epilogue import Constants
 from numba_impl.oracle import BARE, check_epilogue, check_epilogue_gradient, check_layer
 from tests.backends.values import CONSTANTS, SPECIAL, around_the_bounds, special_pairs
-from tests.cases import CLAMPED, OPEN, VIEWS, Case, apply, bits
+from tests.cases import CLAMPED, IMPORTS, OPEN, VIEWS, Case, apply, bits
 
 
 def activate(x, y, constants):
@@ -175,3 +179,41 @@ def test_backward_on_threads_writes_nothing_else(size, threads):
 def test_backward_keeps_memory_order():
     z, gy = (torch.randn(2, 5, 6, 7).to(memory_format=torch.channels_last) for _ in range(2))
     check_backward(z, gy, CLAMPED)
+
+
+# Calls, of which the first warns that the backend is out of service; the results are eager's.
+WITHOUT_NUMBA = """
+import sys, warnings
+import torch
+if sys.argv[1] == "a NumPy that Numba refuses":
+    sys.modules["numba"] = None
+from model_numba import ModelNumba
+torch.set_num_threads(2)
+model, x = ModelNumba(4, 3, 3, 2, 1, 1, -0.5, 2), torch.randn(2, 4, 5, 6)
+x[0, 0, 0, 0] = float("inf")
+with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+    warnings.simplefilter("always")
+    for _ in range(2):
+        torch.testing.assert_close(model(x), model.plain()(x), equal_nan=True)
+(warning,) = caught
+assert "'cpu' is out of service" in str(warning.message) and sys.argv[2] in str(warning.message), warning.message
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "environment", "words"),
+    [
+        ("no threading layer", {"NUMBA_THREADING_LAYER": "tbb"}, "NUMBA_THREADING_LAYER"),
+        ("no compiler", {"NUMBA_DISABLE_JIT": "1"}, "NUMBA_DISABLE_JIT is set"),
+        ("a NumPy that Numba refuses", {}, "Numba cannot be imported"),
+    ],
+    ids=["no threading layer", "no compiler", "no Numba"],
+)
+def test_numbas_own_failures(fault, environment, words):
+    pytest.importorskip("numba")
+    if fault == "no threading layer" and importlib.util.find_spec("tbb"):
+        pytest.skip("TBB is installed")
+    environment = os.environ | IMPORTS | environment
+    command = [sys.executable, "-c", WITHOUT_NUMBA, fault, words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
