@@ -16,7 +16,6 @@ DEVICES = ("cpu", "cuda")  # the types that backends other than the reference se
 # Why every operation must be torch's own.
 AUTOCAST = "autocast is on"
 TRANSFORMED = "it is differentiated in forward mode or transformed by torch.func, which only torch's own operations can be"
-DIFFERENTIATED = "autograd must see its operations"
 NEGATED = "torch negates it when it is read"
 
 

@@ -58,8 +58,7 @@ def operators(epilogue: Epilogue) -> Operators:
 
     def activation(x, *constants):
         plan = dispatch.remembered(arguments.activation, None, "activate", epilogue, kind("x", x), "")
-        y = plan(x, None, constants=epilogue.check(*constants))
-        return y if y.stride() == x.stride() else y.clone()
+        return plan(x, None, constants=epilogue.check(*constants))
 
     def activation_backward(gy, wanted, x, *constants):
         plan = dispatch.remembered(arguments.activation, None, "activate_gradient", epilogue, kind("x", x), "")
@@ -82,9 +81,8 @@ def _define(name, schema, run, gradients, tensors, fake, settings, flop=None):
     """
     given = ", ".join(schema)
     forward = torch.library.custom_op(f"numba_impl::{name}", _on_plain(run), mutates_args=(), schema=f"({given}) -> Tensor")
-    returned = (
-        "Tensor" if tensors == 1 else f"({', '.join(['Tensor'] * tensors)})"
-    )  # no list: torch's fallback for batches takes none
+    # No list: torch's fallback for batches takes none.
+    returned = "Tensor" if tensors == 1 else f"({', '.join(['Tensor'] * tensors)})"
     full_name, full = f"numba_impl::{name}_backward", f"(Tensor gy, bool[] wanted, {given}) -> {returned}"
     backward = torch.library.custom_op(full_name, _on_plain(gradients), mutates_args=(), schema=full)
 

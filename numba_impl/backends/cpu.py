@@ -76,7 +76,7 @@ def _pre_gradient(problem):
 
 def _activate(epilogue):
     def run(x, y, constants):
-        source = x if dense(x) else x.contiguous()
+        source = x if dense(x) else x.clone()  # dense, in an order as near to x's as torch's own operations give
         target = source if source is y else torch.empty_like(source)
         _run(epilogue, "forward", (source, target), constants)
         return target

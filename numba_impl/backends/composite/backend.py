@@ -52,7 +52,7 @@ def _activate(problem):
     finish = _elementwise("activate", problem, problem.x.shape)
 
     def run(x, y, constants):
-        source = x if dense(x) else x.contiguous()
+        source = x if dense(x) else x.clone()  # dense, in an order as near to x's as torch's own operations give
         target = source if source is y else torch.empty_like(source)
         return finish(source, target, constants)
 
