@@ -95,14 +95,20 @@ def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, 
     """As modes, tracers and compilers see the layer: one operator, or the eager chain.
 
     The operator checks the arguments: what is looked at here, compiled code looks at again in each call, down to a name that
-    is looked up. So the devices are asked of x, and not looked up in ``arguments.DEVICES``.
+    is looked up.
     """
-    if x.dtype not in DTYPES or not (x.is_cpu or x.is_cuda) or _needs_chain(x.device):
-        return CHAIN.forward(torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, output_padding), constants)
+    if not _operator_serves(x):
+        z = torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, output_padding)
+        return CHAIN.forward(z, CHAIN.check(*constants))
     settings = *((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding)), precision, backend
     if x.dim() == 3:
         return LAYER(x.unsqueeze(0), weight, bias, *settings, *constants).squeeze(0)
     return LAYER(x, weight, bias, *settings, *constants)
+
+
+def _operator_serves(x) -> bool:
+    """Whether an operator of ours may stand for the eager chain. The devices are asked of x, and not looked up by name."""
+    return x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not _needs_chain(x.device)
 
 
 def _needs_chain(device) -> bool:
@@ -146,10 +152,10 @@ def mish_add_hardtanh_scale(
         with exchange.as_tensors(x=x) as (x,):
             return mish_add_hardtanh_scale(x, *constants, inplace)
     source = x.clone() if inplace and needs_grad(x) else x  # which the backward reads
-    if x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not _needs_chain(x.device):
+    if _operator_serves(x):
         y = ACTIVATION(source, *constants)
     else:
-        y = CHAIN.forward(source, constants)
+        y = CHAIN.forward(source, CHAIN.check(*constants))
     return x.copy_(y) if inplace else y
 
 

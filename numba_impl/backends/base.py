@@ -33,9 +33,10 @@ class Plan:
     precision: str = "fp32"  # that products have
     images: int | None = None  # so many at a time are computed fastest; None: all
     differentiable: bool = False  # it is made of torch's own operations alone
-    on_streams: bool = False  # the memory of the tensors is to be recorded on a side stream; filled in by dispatch, as are
-    backend: str = ""  # the name, and what replaces it where a kernel does not compile or load: filled in by dispatch
-    otherwise: Callable[[KernelError], "Plan"] | None = None
+    # Dispatch fills in:
+    backend: str = ""  # its name
+    on_streams: bool = False  # the memory of the tensors is recorded on a side stream
+    otherwise: Callable[[KernelError], "Plan"] | None = None  # the plan that replaces it where a kernel does not compile or load
 
     def __call__(self, *tensors, constants=()):
         """The result of the problem's operation; tensors as ``Problem`` lists them, None for no bias."""
