@@ -21,7 +21,7 @@ endif
 .PHONY: test bench lint
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 bench: $(VENV)/installed
 	$(VENV)/bin/python bench.py $(ARGS)

@@ -92,10 +92,12 @@ class ModelNumba(nn.Module):
         conv = self._modules["conv_transpose"]  # nn.Module's own look-up takes as long as all else here
         if why_called(conv):
             return self._after(conv, x)
+        parameters = conv._parameters
+        own = "weight" in parameters and "bias" in parameters  # else they are attributes, as in DataParallel's replicas
         return functional.conv_transpose2d_mish_add_hardtanh_scale(
             x,
-            conv.weight,
-            conv.bias,
+            parameters["weight"] if own else conv.weight,
+            parameters["bias"] if own else conv.bias,
             conv.stride,
             conv.padding,
             conv.output_padding,

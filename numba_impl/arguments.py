@@ -131,8 +131,7 @@ def check_precision(precision):
 
 def autocasts(device) -> bool:
     """Whether autocast is on for a device that a backend of ours serves."""
-    on = torch.is_autocast_enabled
-    return (on("cpu") or on("cuda")) and device.type in DEVICES and on(device.type)  # a device's type is a new string each time
+    return torch._C._is_any_autocast_enabled() and device.type in DEVICES and torch.is_autocast_enabled(device.type)
 
 
 def is_transformed() -> bool:

@@ -21,6 +21,7 @@ TF32, TF32_CHANNELS, TF32_PIXEL = 1700, 128, 1.3
 
 # PyTorch has one flag for all threads. Who reads it waits for who has it changed; the same thread may do both.
 _FLAG = threading.RLock()
+_changes = _restorations = 0  # of the flag; whoever has the lock counts
 FLAG, PARENTS = ("cuda", "conv"), (("generic", "all"), ("cuda", "all"))  # the flag inherits from the latter, that from the former
 
 
@@ -38,8 +39,12 @@ def gradients(g, x, weight, geometry: Geometry, wants_x, wants_weight):
 
 def permits_tf32() -> bool:
     """Whether PyTorch's flags let cuDNN's convolutions use TF32, and cuDNN is what convolves."""
-    with _FLAG:
-        return _get(FLAG) == "tf32" and torch._C._get_cudnn_enabled()
+    restorations = _restorations
+    value = _get(FLAG)
+    if _changes != restorations:  # else none was going on, and none began: the lock takes as long as all else here
+        with _FLAG:
+            value = _get(FLAG)
+    return value == "tf32" and torch._C._get_cudnn_enabled()
 
 
 @contextmanager
@@ -52,17 +57,22 @@ def in_precision(precision, device):
     if device.type != "cuda":
         yield
         return
+    global _changes, _restorations
     with _FLAG:
         before = _get(FLAG)
         if (before == "tf32") == (precision == "tf32"):
             yield
             return
-        inherited = _inherited(before)
-        _set(FLAG, "tf32" if precision == "tf32" else "ieee")
+        _changes += 1
         try:
-            yield
+            inherited = _inherited(before)
+            _set(FLAG, "tf32" if precision == "tf32" else "ieee")
+            try:
+                yield
+            finally:
+                _set(FLAG, "none" if inherited else before)
         finally:
-            _set(FLAG, "none" if inherited else before)
+            _restorations += 1
 
 
 def _inherited(value) -> bool:

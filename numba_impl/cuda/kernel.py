@@ -124,7 +124,7 @@ class Launch:
             self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=kernel.shared_bytes)
 
     def __call__(self, arrays, numbers=(), constants=()):
-        """Launch on torch's current stream: tensors on the device, the ints that are left, or tuples of them, the constants."""
+        """Launch on torch's current stream: tensors on the device, the ints that are left, or one tuple of them, the constants."""
         if SIMULATED:
             self._simulate(arrays, numbers, constants)
             return
@@ -132,7 +132,8 @@ class Launch:
         if constants is not known:
             bits = _bits(constants)
             self._converted = constants, bits
-        self._start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *_flat(numbers), *bits])
+        left = numbers[0] if numbers and type(numbers[0]) is tuple else numbers
+        self._start([*[a.data_ptr() for a in arrays], *self._flat_numbers, *left, *bits])
 
     def _start(self, values):
         if torch.cuda.current_device() != self._index:

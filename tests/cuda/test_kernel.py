@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ def launches(monkeypatch):
         found.append((kernel, config.grid[0], config.block[0], config.shmem_size, values))
 
     patch = monkeypatch.setattr
-    monkeypatch.delitem(dispatch.BACKENDS, "cpu")
+    nowhere = replace(dispatch.BACKENDS["cpu"], why_not=lambda problem: "a GPU stands there")
+    monkeypatch.setitem(dispatch.BACKENDS, "cpu", nowhere)
     patch(gpu, "why_no_kernels", lambda device: "")
     patch(gpu, "of", lambda device: GPUS[9, 0])
     patch(torch.cuda, "current_device", lambda: None)  # the index of the CPU
@@ -91,7 +93,8 @@ def test_arguments_before_or_at_the_launch(launches):
     signature = types.void(pointer, types.UniTuple(i, 2), types.int64, types.boolean, types.UniTuple(f, 4))
     kernel, x = Kernel(some_kernel, signature, 64, 1, shared_bytes=100), torch.randn(3)
     kernel.prepare(x.device, 5, (7, -8))((x,), (9, True), CONSTANTS)
-    kernel.prepare(x.device, 5)((x,), ((7, -8), 9, True), CONSTANTS)
+    kernel.prepare(x.device, 5, (7, -8), 9)((x,), (True,), CONSTANTS)
+    kernel.prepare(x.device, 5)((x,), ((7, -8, 9, True),), CONSTANTS)
     want = x.data_ptr(), 7, -8, 9, 1, *map(ctypes.c_float, CONSTANTS)
     for name, blocks, threads, shared_bytes, values in launches:
         assert (name, blocks, threads, shared_bytes) == ("some_kernel", 5, 64, 100)
