@@ -29,7 +29,7 @@ def say(line):
     print(line, flush=True)
 
 
-def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Timer) -> Table:
+def measure(case: Case, precisions, backends, seed, compiled, trained, timer: Timer) -> Table:
     """The table of a case. Raises ``oracle.Wrong`` before anything is timed if a result of ours is wrong."""
     say(f"\n{title(case)}")
     device = timer.device
