@@ -4,9 +4,11 @@ python bench.py                                      the benchmark shape on a GP
 python bench.py --suite --json RUN.json              five shapes, and keep the figures
 python bench.py --train                              forward and backward, instead of the forward alone
 python bench.py --sweep --json RUN.json              other batches, channels and images, and what the device reaches at its best
+python bench.py --models --json RUN.json             the map: layers of real models, in every precision and memory format
+python bench.py --models --train                     forward and backward of some of them
 python bench.py --latency                            small calls: the host's time and its parts, and the GPU's
 python bench.py --load RUN.json --markdown           the tables of a kept run
-python bench.py --load RUN.json --plot RUN.svg       its plot: the lines of a sweep, the bars of another run
+python bench.py --load RUN.json --plot RUN.svg       its plot: the map, the lines of a sweep, the bars of another run
 python bench.py --load RUN.json --roofline ROOF.svg  and its roofline
 python bench.py --compare OLD.json                   what moved since a kept run; with --load, between two
 """
@@ -21,14 +23,14 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks import ceilings, compare, latency, machine, plots, report, sweep, tables
+from benchmarks import ceilings, compare, latency, machine, models, plots, report, sweep, tables
 from benchmarks.results import Run, title
 from benchmarks.timer import Timer
 from numba_impl import oracle
 from numba_impl.arguments import PRECISIONS
 from numba_impl.case import Case
 
-BENCHMARK = Case((128, 64, 128, 128), 64, 3, 2, 1, 1)
+BENCHMARK = models.ROWS["benchmark"]
 ON_CPU = (4, 64, 64, 64)
 QUICK = (2, 16, 32, 32)
 OTHERS = (
@@ -66,7 +68,8 @@ def main():
 def measure(args, device) -> Run:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    timer = Timer(device, 100 if args.quick else 400, replayed=args.sweep)
+    quick, whole = (models.QUICK_MILLISECONDS, models.MILLISECONDS) if args.models else (100, 400)
+    timer = Timer(device, quick if args.quick else whole, replayed=args.sweep)
     command = shlex.join(["python", "bench.py", *sys.argv[1:]])
     about = machine.machine(device), machine.versions()
     run = Run(command, args.seed, timer.method, *about, [], before=machine.state(device), sweep=args.sweep)
@@ -75,13 +78,25 @@ def measure(args, device) -> Run:
         print("\n" + latency.report(device, args.seed, args.quick), flush=True)
     if args.sweep or args.roofline:
         run.ceilings.update(ceilings.measure(timer))
-    for case in args.cases:
-        options = args.precisions, args.backends, not args.quick, args.train
-        run.tables.append(tables.measure(case, args.seed, *options, timer))
+    if args.models and device.type == "cuda":
+        run.ceilings["memory"] = ceilings.memory(timer)
+    for table in measured(args, timer):
+        run.tables.append(table)
         if args.json:
             run.save(args.json)  # after each case: a run that is cut keeps what it has
     run.after.update(machine.state(device))
     return run
+
+
+def measured(args, timer):
+    """The table of each row of the map, or of each case."""
+    options = args.seed, not args.quick, args.train, timer
+    if args.models:
+        for name, case in args.rows.items():
+            yield models.measure_row(name, case, list(args.columns.values()), *options)
+    else:
+        for case in args.cases:
+            yield tables.measure(case, args.precisions, args.backends, *options)
 
 
 def kept(text) -> Run:
@@ -120,6 +135,9 @@ def parse(argv=None):
     add("--quick", action="store_true", help="a small shape, few repetitions, no torch.compile")
     add("--train", action="store_true", help="time the forward and the gradients of x, weight and bias")
     add("--sweep", action="store_true", help="the case and others in batch, channels and image size, by CUDA graph replays")
+    add("--models", action="store_true", help="layers of real models, in the precisions and memory formats that people use")
+    add("--rows", metavar="A,B", help="of --models, some rows: layers of models; default: all")
+    add("--columns", metavar="A,B", help="of --models, some columns: precisions and memory formats; default: all")
     add("--latency", action="store_true", help="host time of a small call and its parts; small cases")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add("--seed", type=int, help="of the weights and of x; default: drawn, and printed")
@@ -138,10 +156,16 @@ def parse(argv=None):
             parser.error(f"{path}: no such directory")
         if path and path.is_dir():
             parser.error(f"{path} is a directory")
-    if args.load and args.roofline and not args.load.ceilings:
+    if args.load and args.roofline and (args.load.is_map or not args.load.ceilings):
         parser.error("--roofline: the run has no ceilings, which --sweep and --roofline measure")
     if args.sweep and (args.suite or args.train):
         parser.error("--sweep: it is around one case and for the forward alone, neither for --suite nor for --train")
+    if not args.models and (args.rows or args.columns):
+        parser.error("--rows and --columns are of --models")
+    if args.models and (args.suite or args.sweep or args.latency or args.roofline or args.shape):
+        parser.error("--models: it has cases of its own, for none of --suite, --sweep, --latency, --roofline and --shape")
+    if args.models and (args.backends or args.precision != "both"):
+        parser.error("--models: its columns have precisions of their own, and dispatch chooses the backend")
     args.backends = args.backends.split(",") if args.backends else [name for name in tables.NAMES if name != "reference"]
     for name in args.backends:
         if name not in tables.NAMES:
@@ -161,8 +185,21 @@ def parse(argv=None):
     else:
         args.precisions = (args.precision,)
     args.seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-    args.cases = cases(args, device, parser)
+    if args.models:
+        args.rows = picked("--rows", args.rows, models.rows(args.train, args.quick), parser)
+        args.columns = picked("--columns", args.columns, models.columns(args.train, device), parser)
+    else:
+        args.cases = cases(args, device, parser)
     return args, device
+
+
+def picked(option, names, allowed, parser):
+    """Those of ``allowed``, a dictionary, whose names an option's text lists, in their own order; all if it lists none."""
+    names = [name.strip() for name in names.split(",")] if names else allowed
+    for name in names:
+        if name not in allowed:
+            parser.error(f"{option}: {name!r} is none of {', '.join(allowed)}")
+    return {name: value for name, value in allowed.items() if name in names}
 
 
 def cases(args, device, parser):

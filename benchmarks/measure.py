@@ -50,7 +50,8 @@ class Work:
 class Contender:
     """One way to compute the layer: ``build(constants)`` gives the function of x that is checked and timed.
 
-    In training the function is a module, whose parameters are the weight and the bias.
+    In training the function is a module, whose parameters are the weight and the bias. ``precision``: that PyTorch's flags
+    permit meanwhile; ``column``: of the map of models, which says more than the precision.
     """
 
     name: str
@@ -58,9 +59,15 @@ class Contender:
     ours: bool
     build: Callable[[Constants], Callable]
     channels_last: bool = False
+    column: str = ""
 
     def laid_out(self, t):
         return t.contiguous(memory_format=torch.channels_last) if self.channels_last else t
+
+    @property
+    def label(self) -> str:
+        """What its row says of how it computes."""
+        return self.column or self.precision
 
     @property
     def held_to(self) -> str:

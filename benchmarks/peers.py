@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,20 @@ def no_pixel_shuffle(work: Work) -> str:
     if work.training:
         return "its weights are not the layer's"
     return "" if work.case.geometry == PixelShuffle.GEOMETRY else "it is for k3 s2 p1 op1 alone"
+
+
+def autotunes_transposed() -> bool:
+    """Whether torch's compiler has a Triton template to try for transposed convolutions.
+
+    That is so where the lowering of convolutions names a template of a transposed convolution, or of a convolution's gradient of
+    its input, which is the same thing.
+    """
+    from torch._inductor.kernel import conv
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    known = (getattr(conv, name, None) for name in inspect.unwrap(conv.convolution).__code__.co_names)
+    names = [each.name for each in known if isinstance(each, TritonTemplate)]
+    return any(part in name for name in names for part in ("transpose", "bwd_input"))
 
 
 def _peer(build, precision, name, module, compiled, channels_last) -> Contender:

@@ -1,8 +1,9 @@
-"""Plots of a run: bars of its times, the lines of a sweep, and its roofline."""
+"""Plots of a run: bars of its times, the lines of a sweep, the heat map of models, and a roofline."""
 
+import math
 from contextlib import contextmanager
 
-from benchmarks import sweep
+from benchmarks import maps, sweep
 from benchmarks.results import Run, Table
 
 COLOR = {(True, "fp32"): "#1b6ca8", (True, "tf32"): "#8cc1e8", (False, "fp32"): "#6b6b6b", (False, "tf32"): "#c4c4c4"}
@@ -10,7 +11,10 @@ PRECISION = {"fp32": "fp32", "tf32": "TF32"}
 SVG = {
     "svg.fonttype": "none",  # letters as text, not as curves, which would be most of a file
     "svg.hashsalt": "benchmarks",  # the same plot is the same file
+    "font.sans-serif": ["DejaVu Sans", "Arial"],  # each text repeats the list, which is ten names long without this
 }
+SLOWER, SAME, FASTER = "#c0392b", "white", "#1e8449"  # of a cell
+FULL = 4  # times as fast or as slow: from here on a cell has the full colour
 LOOKS = {  # {a row's kind: its look}: this project is blue and green, PyTorch grey, orange and red
     "ModelNumba": {"color": "#1b6ca8", "marker": "o", "linewidth": 2.5, "zorder": 3},
     "backend hopper": {"color": "#5aa9e6", "marker": "D"},
@@ -44,8 +48,8 @@ def _figure(path, rows=1, columns=1, **options):
 
 
 def times(run: Run, path):
-    """Draws the lines of a sweep, or the bars of any other run."""
-    (_lines if run.sweep else _bars)(run, path)
+    """Draws the map of models, the lines of a sweep, or the bars of any other run."""
+    (_heat if run.is_map else _lines if run.sweep else _bars)(run, path)
 
 
 def _bars(run: Run, path):
@@ -161,6 +165,34 @@ def _points(axes, table: Table):
             look = {name: value for name, value in LOOKS[row.kind].items() if name in ("color", "marker", "zorder")}
             filled = {} if row.precision == "fp32" else {"markerfacecolor": "white"}
             axes.plot(x, table.flop / row.timing.median / 1e9, linestyle="", label=row.kind, **look | filled)
+
+
+def _heat(run: Run, path):
+    """Draws the map: a cell is green where ours is faster than the best peer and red where it is slower, by the ratio's log."""
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+
+    figure_name, names = maps.figures(run)[0], maps.columns(run)
+    places = {(table.title, name): (x + 0.5, y + 0.5) for y, table in enumerate(run.tables) for x, name in enumerate(names)}
+    known = maps.cells(run, figure_name)
+    values = [[known[t.title, name].ratio if (t.title, name) in known else math.nan for name in names] for t in run.tables]
+    size = {"figsize": (1.2 * len(names) + 3.2, 0.42 * len(values) + 1.9)}
+    with _figure(path, **size) as (figure, panels):
+        axes, colors = panels[0, 0], LinearSegmentedColormap.from_list("map", [SLOWER, SAME, FASTER])
+        drawn = axes.pcolormesh(values, cmap=colors, norm=LogNorm(1 / FULL, FULL), edgecolors="white", linewidth=1)
+        for place, cell in known.items():
+            color = "black" if FULL**-0.7 < cell.ratio < FULL**0.7 else "white"
+            axes.text(*places[place], cell.text, ha="center", va="center", fontsize=9, color=color)
+        axes.invert_yaxis()
+        axes.set_xticks([i + 0.5 for i in range(len(names))], [name.replace(" ", "\n") for name in names], fontsize=9)
+        axes.set_yticks([i + 0.5 for i in range(len(values))], [table.model for table in run.tables], fontsize=9)
+        axes.tick_params(length=0, labeltop=True, labelbottom=False)
+        axes.spines[:].set_visible(False)
+        bar = figure.colorbar(drawn, ax=axes, extend="both", format="{x:g}", ticks=[1 / FULL, 1 / 2, 1, 2, FULL])
+        bar.minorticks_off()
+        bar.set_label("times as fast as the best peer")
+        training = "forward and backward, " * run.tables[0].training
+        titles = f"{run.tables[0].device}: {training}{maps.total(run, figure_name)}", f"by {maps.FIGURES[figure_name]}"
+        figure.suptitle("\n".join(titles), fontsize=9)
 
 
 def _label(axes, text, point, offset, **options):

@@ -1,5 +1,6 @@
 """A run as aligned text, and as Markdown."""
 
+from benchmarks import maps
 from benchmarks.grids import aligned, piped
 from benchmarks.results import FURTHER, MAIN, NOISY, Row, Run, Table, milliseconds, output_bytes, title
 
@@ -26,6 +27,13 @@ ms: the median time of one step, the forward and then the gradients of x, weight
 x eager, x best peer: how many times as fast the row is, in the same precision. peak GiB: the most memory that is allocated
 during a step, beside the inputs, the weights and y's gradient. gradient relL2: the relative L2 error against float64 of the
 worst of the three gradients. channels_last rows get x and y's gradient in that format; the conversion is not timed."""
+
+MAP_LEGEND = f"""\
+A cell is the time of the best peer, eager PyTorch or torch.compile, over ModelNumba's: above 1 ours is faster. {maps.MARK} marks
+a cell in which a peer or ours could not be captured in a CUDA graph: the time of its launches stands for it. ~ marks a time
+whose spread exceeds {NOISY:g} %. limit: the time of x, weight and bias read once and y written once at the rate of copy_ in this
+run, or of the products at {maps.STRICT} TFLOP/s in strict fp32 and {maps.TENSOR_CORES} in TF32 and 16 bits, whichever is longer.
+Training has three times the products; it reads the operands twice and writes their gradients, and it reads y's gradient."""
 
 
 def columns(table: Table) -> list[str]:
@@ -88,6 +96,16 @@ def summary(run: Run) -> list[list[str]]:
     return [["case", "precision", "row", *headings], *rows] if len(run.tables) > 1 and rows else []
 
 
+def map_grids(run: Run) -> list[tuple[str, list[list[str]], int]]:
+    """(title, grid, how many of its first columns are text) of a map: the ratios by each figure, then the times."""
+    what = "Forward and backward: x" if run.tables[0].training else "x"
+    found = [
+        (f"{what} best peer, by {maps.FIGURES[figure]}: {maps.total(run, figure)}", maps.ratios(run, figure), 1)
+        for figure in maps.figures(run)
+    ]
+    return [*found, (f"Times by {maps.FIGURES[maps.figures(run)[0]]}", maps.times(run), 4)]
+
+
 def sentences(table: Table) -> list[str]:
     """What a table says beside its rows: the byte floor, the pointwise kernel, what was left out."""
     copy = table.copy.median
@@ -137,6 +155,9 @@ def legend(run: Run) -> str:
 
 def text(run: Run) -> str:
     """Every table, for a terminal."""
+    if run.is_map:
+        grids = ["\n".join([heading, *aligned(grid, texts)]) for heading, grid, texts in map_grids(run)]
+        return "\n\n".join([MAP_LEGEND, *grids, "\n".join([*maps.notes(run), *footer(run)])]).rstrip()
     parts = [legend(run)]
     for table in run.tables:
         parts.append("\n".join([f"{table.title}, on {table.device}", *aligned(grid_of(table), 2), *sentences(table)]))
@@ -149,6 +170,9 @@ def markdown(run: Run) -> str:
     """Every table, for the README."""
     facts = [f"{name} {value}" for name, value in (run.machine | run.versions).items()]
     parts = [f"{', '.join(facts)}. {run.method}. `{run.command}`, seed {run.seed}."]
+    if run.is_map:
+        parts += [part for heading, grid, texts in map_grids(run) for part in (f"**{heading}**", piped(grid, texts))]
+        return "\n\n".join([*parts, *maps.notes(run), *_lines("before", run.before), *footer(run)])
     for table in run.tables:
         bold = {row.name for row in table.rows if row.ours}
         rows = [[f"**{row[0]}**" if row[0] in bold else row[0], *row[1:]] for row in grid_of(table)]

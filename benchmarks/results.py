@@ -84,9 +84,8 @@ class Errors:
     gradient: float | None = None
 
     def __str__(self):
-        if self.gradient is not None:
-            return f"gradient {self.gradient:.1e}"
-        return f"max error {self.output:.1e}, unclamped {self.unclamped:.1e}"
+        known = {"gradient": self.gradient, "max error": self.output, "unclamped": self.unclamped}
+        return ", ".join(f"{name} {value:.1e}" for name, value in known.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -124,20 +123,22 @@ class Row:
 class Table:
     """The rows of one case, and what was timed on a tensor of its output's shape.
 
-    ``copy``: ``copy_``; ``pointwise``: the pointwise kernel in place, where the forward alone is timed.
+    ``copy``: ``copy_``; ``pointwise``: the pointwise kernel in place, where the forward alone is timed. ``model``: the name of
+    a row of the map of models; such a table has no ``copy``, and the ``precision`` of its rows is a column of the map.
     """
 
     case: Case
     device: str
-    copy: Timing
+    copy: Timing | None
     rows: list[Row]
     pointwise: Row | None = None
     notes: list[str] = field(default_factory=list)
     training: bool = False
+    model: str = ""
 
     @property
     def title(self) -> str:
-        return title(self.case) + ", forward and backward" * self.training
+        return f"{self.model}: " * bool(self.model) + title(self.case) + ", forward and backward" * self.training
 
     @property
     def bytes(self) -> int:
@@ -202,6 +203,11 @@ class Run:
             raise ValueError(f"{path} is not a run that --json kept: {error!r}") from error
 
     @property
+    def is_map(self) -> bool:
+        """Whether the tables are rows of the map of models."""
+        return any(table.model for table in self.tables)
+
+    @property
     def failed(self) -> list[Row]:
         """The rows of ours that failed."""
         rows = [row for table in self.tables for row in (*table.rows, table.pointwise)]
@@ -218,7 +224,8 @@ def _rounded(data):
 
 
 def _table(data) -> Table:
-    parts = {"case": _case(data["case"]), "copy": Timing(**data["copy"]), "rows": [_row(row) for row in data["rows"]]}
+    copy = data["copy"] and Timing(**data["copy"])
+    parts = {"case": _case(data["case"]), "copy": copy, "rows": [_row(row) for row in data["rows"]]}
     return Table(**data | parts | {"pointwise": _row(data["pointwise"]) if data["pointwise"] else None})
 
 

@@ -29,7 +29,7 @@ def say(line):
     print(line, flush=True)
 
 
-def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Timer) -> Table:
+def measure(case: Case, precisions, backends, seed, compiled, trained, timer: Timer) -> Table:
     """The table of a case. Raises ``oracle.Wrong`` before anything is timed if a result of ours is wrong."""
     say(f"\n{title(case)}")
     device = timer.device
@@ -49,15 +49,22 @@ def measure(case: Case, seed, precisions, backends, compiled, trained, timer: Ti
         notes.append(f"the pixel-shuffle rewrite: {reason}")
     if not trained and (reason := timer.no_warm(bytes_moved(case))):
         notes.append(f"figures with a warm L2: {reason}")
-    checked = {contender: prepare(contender, work) for contender in contenders if contender.ours}
+    check = training.verify if trained else verify
+    checked = {contender: prepare(contender, work, check) for contender in contenders if contender.ours}
+
+    def further(call, timing):
+        return {} if trained else timer.further(call, timing, bytes_moved(case))
+
     copy, pointwise = (time_copy(work.training.gy, timer), None) if trained else measure_pointwise(work, timer)
-    rows = [measure_row(contender, work, timer, checked.get(contender)) for contender in contenders]
+    rows = [
+        measure_row(contender, work, timer, checked.get(contender) or prepare(contender, work, check), further)
+        for contender in contenders
+    ]
     return Table(case, machine.name(device), copy, rows, pointwise, list(dict.fromkeys(notes)), trained)
 
 
-def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) -> Row:
-    """The row of a contender: it is checked, unless ``checked`` is what ``prepare`` gave for it, and timed."""
-    checked = checked or prepare(contender, work)
+def measure_row(contender: Contender, work: Work, timer: Timer, checked, further) -> Row:
+    """The row of a contender, timed. ``checked``: what ``prepare`` gave for it; ``further(call, timing)``: its other timings."""
     if isinstance(checked, Row):
         return checked
     call, errors = checked
@@ -65,22 +72,19 @@ def measure_row(contender: Contender, work: Work, timer: Timer, checked=None) ->
     if isinstance(measured, Row):
         return measured
     timing, memory = measured
-    say(f"  {contender.name}, {contender.precision}: {timing}")
-    row = Row(contender.name, contender.precision, contender.ours, errors, timing, memory=memory)
-    if work.training:
-        return row
-    further = attempt(contender, work, lambda: timer.further(call, timing, bytes_moved(work.case)))
-    if isinstance(further, Row):
-        return dataclasses.replace(row, failure=further.failure)
-    return dataclasses.replace(row, further=further)
+    say(f"  {contender.name}, {contender.label}: {timing}")
+    row = Row(contender.name, contender.label, contender.ours, errors, timing, memory=memory)
+    found = attempt(contender, work, lambda: further(call, timing))
+    if isinstance(found, Row):
+        return dataclasses.replace(row, failure=found.failure)
+    return dataclasses.replace(row, further=found)
 
 
-def prepare(contender: Contender, work: Work):
-    """(the call to time, its errors) of a contender that passes its check, or its failed Row."""
-    check_it = training.verify if work.training else verify
-    checked = attempt(contender, work, lambda: check_it(contender, work))
+def prepare(contender: Contender, work: Work, check):
+    """(the call to time, its errors), as ``check(contender, work)`` gives them, of a contender that passes, or its failed Row."""
+    checked = attempt(contender, work, lambda: check(contender, work))
     if not isinstance(checked, Row):
-        say(f"  {contender.name}, {contender.precision}: {checked[1]}")
+        say(f"  {contender.name}, {contender.label}: {checked[1]}")
     return checked
 
 
@@ -93,7 +97,7 @@ def attempt(contender: Contender, work: Work, action):
     except Exception as error:
         if contender.ours and isinstance(error, oracle.Wrong):
             raise
-        return failed(contender.name, contender.precision, contender.ours, error)
+        return failed(contender.name, contender.label, contender.ours, error)
 
 
 def failed(name, precision, ours, error) -> Row:

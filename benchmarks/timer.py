@@ -49,10 +49,14 @@ class Timer:
         """The other timings of a call that takes ``timing`` and touches ``size`` bytes."""
         if self.device.type == "cpu" or self.replayed:
             return {}
-        graph = flushed(captured(function).replay, self.milliseconds // 4)
+        graph = flushed_replays(function, self.milliseconds // 4)
         if self.no_warm(size):
             return {"graph": graph}
         return {"warm": launches_on_end(function, timing), "graph": graph, "graph warm": replays_on_end(function)}
+
+    def replays(self, function) -> dict[str, Timing]:
+        """The timing of replays with L2 flushed before each, as ``further`` names it; a CPU has none."""
+        return {} if self.device.type == "cpu" else {"graph": flushed_replays(function, self.milliseconds)}
 
     def no_warm(self, size) -> str:
         """Why calls on end that touch ``size`` bytes are not timed too; empty if they are."""
@@ -76,6 +80,11 @@ def flushed(function, milliseconds) -> Timing:
     from triton import testing
 
     return Timing.of(testing.do_bench(function, warmup=milliseconds // 4, rep=milliseconds, return_mode="all"))
+
+
+def flushed_replays(function, milliseconds) -> Timing:
+    """Times single replays of a CUDA graph of one call, each after such a write: without the host's time."""
+    return flushed(captured(function).replay, milliseconds)
 
 
 def replays_on_end(function) -> Timing:

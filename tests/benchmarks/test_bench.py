@@ -137,17 +137,6 @@ def test_a_file_that_is_no_run(monkeypatch, capsys, tmp_path):
         assert words in error and str(path) in error
 
 
-@pytest.fixture
-def hurried(monkeypatch):
-    """Calls a function once for each figure."""
-
-    def once(function, milliseconds):
-        function()
-        return Timing.of([1.0])
-
-    monkeypatch.setattr(timer, "launches_on_cpu", once)
-
-
 def test_a_sweep_is_kept_and_drawn(hurried, monkeypatch, tmp_path):
     kept, lines, roofline = (tmp_path / name for name in ("run.json", "lines.svg", "roofline.svg"))
     run(monkeypatch, *SMALL, "--sweep", "--json", str(kept), "--plot", str(lines), "--roofline", str(roofline))
