@@ -78,7 +78,7 @@ def parts(model, work: Work, milliseconds) -> dict[str, float]:
     module = least(model, x)
     function = least(functional.conv_transpose2d_mish_add_hardtanh_scale, *tensors, *numbers, **settings)
     run = least(plan, *tensors, constants=CONSTANTS)
-    operator = least(functional.LAYER, *tensors, *((n, n) for n in numbers), None, None, *CONSTANTS)
+    operator = least(functional.LAYER, *tensors, *((n, n) for n in numbers), None, None, None, *CONSTANTS)
     found = {"module: nn.Module's call, its attributes": module - function, "dispatch: arguments, the plan": function - run}
     if x.is_cuda:
         launches = recorded(lambda: plan(*tensors, constants=CONSTANTS))

@@ -5,16 +5,18 @@ A call describes its tensors and the modes in plain tuples, by which ``dispatch`
 """
 
 import torch
+from torch._prims_common import suggest_memory_format
 
-from numba_impl.convolution import permits_tf32
+from numba_impl.convolution import autocast, permits_tf32
 from numba_impl.epilogue import Epilogue
 from numba_impl.problem import LARGEST, Geometry, Operand, Problem
 
+CAST = (torch.float32, torch.bfloat16, torch.float16)  # what autocast casts
+
 PRECISIONS = ("fp32", "tf32")
-DEVICES = ("cpu", "cuda")  # the types that backends other than the reference serve
 
 # Why every operation must be torch's own.
-AUTOCAST = "autocast is on"
+UNCAST = "autocast leaves float64 as it is"
 TRANSFORMED = "it is differentiated in forward mode or transformed by torch.func, which only torch's own operations can be"
 NEGATED = "torch negates it when it is read"
 
@@ -22,14 +24,15 @@ NEGATED = "torch negates it when it is read"
 def layer(operation, epilogue: Epilogue, x, weight, bias, gy, stride, padding, output_padding, modes) -> Problem:
     """The problem of a layer's "forward" or "pre_gradient" (``gy`` is None in the forward), from ``kind``s and ``modes``.
 
-    ``x`` is 4-D or 3-D; ``stride``, ``padding`` and ``output_padding`` are ints or pairs. Raises TypeError and ValueError,
-    naming the argument.
+    ``stride``, ``padding`` and ``output_padding`` are ints or pairs. Raises TypeError and ValueError, naming the argument.
     """
-    permitted, by_flags, torch_only = modes
-    check_tensors(x, weight, bias, torch_only == AUTOCAST)
-    (x_shape, dtype, device, _, x_format), (weight_shape, *_) = x, weight
+    permitted, by_flags, cast_to, torch_only = modes
+    check_tensors(x, weight, bias, cast_to)
+    operands = [_operand(kind) for kind in (x, weight, bias, gy)]
+    if cast_to and any(operand and operand.dtype not in CAST for operand in operands):
+        cast_to, torch_only = None, torch_only or UNCAST
+    (_, in_channels, height, width), device, weight_shape = x[0], x[3], weight[0]
     geometry = Geometry.of(tuple(weight_shape[2:]), stride, padding, output_padding)
-    batch, in_channels, height, width = (1, *x_shape)[-4:]
     if in_channels != weight_shape[0]:
         raise ValueError(f"x must have {weight_shape[0]} channels, as weight has rows, got {in_channels}")
     for name, axis, size in (("height", geometry.rows, height), ("width", geometry.cols, width)):
@@ -38,32 +41,34 @@ def layer(operation, epilogue: Epilogue, x, weight, bias, gy, stride, padding, o
         if not 1 <= axis.output_size(size) <= LARGEST:
             limits = f"at least 1 and at most {LARGEST}"
             raise ValueError(f"the output {name} must be {limits}, got {axis.output_size(size)} from {size} with {axis}")
-    operands = Operand((batch, in_channels, height, width), dtype, x_format), *map(_operand, (weight, bias, gy))
-    return Problem(operation, operands[0], device, epilogue, *operands[1:], geometry, permitted, by_flags, torch_only)
+    return Problem(operation, operands[0], device, epilogue, *operands[1:], geometry, cast_to, permitted, by_flags, torch_only)
 
 
 def activation(operation, epilogue: Epilogue, x, torch_only) -> Problem:
     """The problem of an epilogue alone, "activate" or "activate_gradient", of a ``kind``. Raises TypeError."""
     check_float("x", x)
-    return Problem(operation, _operand(x), x[2], epilogue, torch_only=torch_only)
+    return Problem(operation, _operand(x), x[3], epilogue, torch_only=torch_only)
 
 
 def channel_sum(g) -> Problem:
     """The problem of summing ``g`` [N, C, H, W], a ``kind``, for each channel."""
-    return Problem("channel_sum", _operand(g), g[2])
+    return Problem("channel_sum", _operand(g), g[3])
 
 
 def _operand(kind):
-    return kind and Operand(kind[0], kind[1], kind[4])
+    if kind is None:
+        return None
+    shape, strides, dtype, *_ = kind
+    likeness = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return Operand(shape, dtype, "nhwc" if suggest_memory_format(likeness) is torch.channels_last else "nchw")
 
 
 def kind(name, tensor) -> tuple:
-    """(shape, dtype, device, layout, format) of a tensor, all that a plan may depend on. Raises TypeError for another object."""
+    """(shape, strides, dtype, device, layout) of a tensor, all that a plan may depend on. Raises TypeError for another object."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     layout = tensor.layout
-    memory_format = "nchw" if layout is torch.strided and tensor.is_contiguous() else _other_format(tensor)
-    return tensor.shape, tensor.dtype, tensor.device, layout, memory_format
+    return tensor.shape, tensor.stride() if layout is torch.strided else (), tensor.dtype, tensor.device, layout
 
 
 def kinds(x, weight, bias) -> tuple:
@@ -71,14 +76,9 @@ def kinds(x, weight, bias) -> tuple:
     return kind("x", x), kind("weight", weight), None if bias is None else kind("bias", bias)
 
 
-def _other_format(tensor) -> str:
-    nhwc = tensor.layout is torch.strided and tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return "nhwc" if nhwc else "strided"
-
-
 def check_float(name, kind):
     """Raises TypeError unless a ``kind`` is dense, real and of floating point."""
-    _, dtype, _, layout, _ = kind
+    _, _, dtype, _, layout = kind
     if not dtype.is_floating_point:
         raise TypeError(f"{name} must have a real floating-point dtype, got {dtype}")
     if layout != torch.strided:
@@ -90,13 +90,13 @@ def check_tensors(x, weight, bias, autocast):
     named = {name: kind for name, kind in (("x", x), ("weight", weight), ("bias", bias)) if kind is not None}
     for name, kind in named.items():
         check_float(name, kind)
-    (x_shape, x_dtype, x_device, *_), (weight_shape, *_) = x, weight
-    for name, (_, dtype, device, *_) in named.items():
+    (x_shape, _, x_dtype, x_device, _), (weight_shape, *_) = x, weight
+    for name, (_, _, dtype, device, _) in named.items():
         if dtype != x_dtype and not autocast:
             raise TypeError(f"{name} must have x's dtype {x_dtype}, got {dtype}")
         if device != x_device:
             raise ValueError(f"{name} must be on x's device {x_device}, got {device}")
-    if len(x_shape) not in (3, 4):
+    if len(x_shape) != 4:  # 3-D ones have got their batch
         raise ValueError(f"x must be 4-D [N, C_in, H, W] or 3-D [C_in, H, W], got shape {tuple(x_shape)}")
     if len(weight_shape) != 4:
         raise ValueError(f"weight must be 4-D [C_in, C_out, KH, KW], got shape {tuple(weight_shape)}")
@@ -107,12 +107,12 @@ def check_tensors(x, weight, bias, autocast):
 
 
 def modes(precision, device) -> tuple:
-    """(precision that is permitted, whether PyTorch's flags decided on it, why all must be torch's own) at this moment.
+    """(precision that is permitted, whether PyTorch's flags decided on it, autocast's dtype, why all must be torch's own) at
+    this moment.
 
     Raises ValueError for another ``precision`` than None or one of ``PRECISIONS``.
     """
-    torch_only = AUTOCAST if autocasts(device) else TRANSFORMED if is_transformed() else ""
-    return permitted(precision, device), precision is None, torch_only
+    return permitted(precision, device), precision is None, autocast(device), TRANSFORMED if is_transformed() else ""
 
 
 def permitted(precision, device) -> str:
@@ -127,11 +127,6 @@ def check_precision(precision):
     """Raises ValueError unless ``precision`` is None or one of ``PRECISIONS``."""
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision must be None or one of {PRECISIONS}, got {precision!r}")
-
-
-def autocasts(device) -> bool:
-    """Whether autocast is on for a device that a backend of ours serves."""
-    return torch._C._is_any_autocast_enabled() and device.type in DEVICES and torch.is_autocast_enabled(device.type)
 
 
 def is_transformed() -> bool:

@@ -9,24 +9,27 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils.flop_counter import register_flop_formula
 
 from numba_impl import arguments, convolution, dispatch
 from numba_impl.arguments import kind, kinds
+from numba_impl.backends.base import FORMATS
 from numba_impl.epilogue import EPILOGUES, Epilogue
 from numba_impl.problem import Geometry, pair
 
 TENSORS = "Tensor x, Tensor weight, Tensor? bias"
 NUMBERS = "int[] stride, int[] padding, int[] output_padding"
-CHOICE = "str? precision, str? backend"
+CHOICE = "ScalarType? autocast, str? precision, str? backend"
 
 
 class Operators(NamedTuple):
     """Of an epilogue; their arguments are those of ``functional``'s functions, which they check when they run.
 
-    - ``layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants)``: the epilogue of
-      conv_transpose2d(x, weight, bias), x [N, C_in, H, W], contiguous; differentiable once. It keeps x and the parameters
-      alone for its gradient, which computes the pre-activation again.
+    - ``layer(x, weight, bias, stride, padding, output_padding, autocast, precision, backend, *constants)``: the epilogue of
+      conv_transpose2d(x, weight, bias), x [N, C_in, H, W], all rounded to the dtype ``autocast`` if there is one; as it would
+      come out of torch's convolution; differentiable once. It keeps x and the parameters alone for its gradient, which
+      computes the pre-activation again.
     - ``activation(x, *constants)``: the epilogue of x, of any shape; differentiable once.
     """
 
@@ -40,21 +43,22 @@ class Operators(NamedTuple):
 def operators(epilogue: Epilogue) -> Operators:
     """``numba_impl::conv_transpose2d_NAME`` and ``numba_impl::NAME``, and those of their gradients, ``..._backward``."""
 
-    def layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
-        settings = stride, padding, output_padding, precision, backend
+    def layer(x, weight, bias, stride, padding, output_padding, autocast, precision, backend, *constants):
+        settings = stride, padding, output_padding, autocast, precision, backend
         plan = _layer_plan("forward", epilogue, x, weight, bias, None, *settings)
-        return plan(x, weight, bias, constants=epilogue.check(*constants)).contiguous()
+        y = plan(x, weight, bias, constants=epilogue.check(*constants))
+        return y.contiguous(memory_format=FORMATS[plan.problem.format])
 
-    def layer_backward(gy, wanted, x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
-        settings = stride, padding, output_padding, precision, backend
+    def layer_backward(gy, wanted, x, weight, bias, stride, padding, output_padding, autocast, precision, backend, *constants):
+        settings = stride, padding, output_padding, autocast, precision, backend
         return _layer_gradients(epilogue, gy, wanted, x, weight, bias, settings, constants)
 
-    def layer_settings(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+    def layer_settings(x, weight, bias, stride, padding, output_padding, autocast, precision, backend, *constants):
         """What PyTorch's flags permit in the forward holds for the backward."""
         if precision is None and not torch.compiler.is_compiling():
-            settings = stride, padding, output_padding, None, backend
+            settings = stride, padding, output_padding, autocast, None, backend
             precision = convolution.precision(_layer_plan("forward", epilogue, x, weight, bias, None, *settings).problem)
-        return stride, padding, output_padding, precision, backend, *constants
+        return stride, padding, output_padding, autocast, precision, backend, *constants
 
     def activation(x, *constants):
         plan = dispatch.remembered(arguments.activation, None, "activate", epilogue, kind("x", x), "")
@@ -62,22 +66,22 @@ def operators(epilogue: Epilogue) -> Operators:
 
     def activation_backward(gy, wanted, x, *constants):
         plan = dispatch.remembered(arguments.activation, None, "activate_gradient", epilogue, kind("x", x), "")
-        return plan(x, gy, constants=constants).contiguous()
+        return plan(x, gy, constants=constants)
 
     constants = [f"float {parameter}" for parameter in epilogue.parameters]
     layer_schema, layer_name = [TENSORS, NUMBERS, CHOICE, *constants], f"conv_transpose2d_{epilogue.name}"
     return Operators(
-        *_define(layer_name, layer_schema, layer, layer_backward, 3, _fake_layer, layer_settings, _layer_flop),
-        *_define(epilogue.name, ["Tensor x", *constants], activation, activation_backward, 1, _fake_activation, lambda x, *c: c),
+        *_define(layer_name, layer_schema, layer, layer_backward, 3, *_fakes_of_layer, layer_settings, _layer_flop),
+        *_define(epilogue.name, ["Tensor x", *constants], activation, activation_backward, 1, *_fakes, lambda x, *c: c),
     )
 
 
-def _define(name, schema, run, gradients, tensors, fake, settings, flop=None):
+def _define(name, schema, run, gradients, tensors, fake, fake_gradients, settings, flop=None):
     """An operator, and that of its gradients by its first ``tensors`` arguments, which it keeps.
 
-    ``gradients(gy, wanted, *arguments)`` gives them, contiguous, and what is not wanted with no value. ``settings(*arguments)``
-    gives the arguments after the tensors, as they are kept for the backward. ``flop`` counts the forward's floating-point
-    operations, which each gradient by x and weight takes too, from the shapes of the arguments.
+    ``gradients(gy, wanted, *arguments)`` gives them, and what is not wanted with no value. The fakes give the same with no
+    data. ``settings(*arguments)`` gives the arguments after the tensors, as they are kept for the backward. ``flop`` counts
+    the forward's floating-point operations, which each gradient by x and weight takes too, from the shapes of the arguments.
     """
     given = ", ".join(schema)
     forward = torch.library.custom_op(f"numba_impl::{name}", _on_plain(run), mutates_args=(), schema=f"({given}) -> Tensor")
@@ -96,10 +100,6 @@ def _define(name, schema, run, gradients, tensors, fake, settings, flop=None):
         found = found if tensors > 1 else [found]
         return *(g if wants else None for g, wants in zip(found, wanted, strict=True)), *[None] * len(ctx.settings)
 
-    def fake_gradients(gy, wanted, *arguments):
-        found = [gy.new_empty(t.shape if wants else 0) for t, wants in zip(arguments, wanted)]
-        return tuple(found) if tensors > 1 else found[0]
-
     forward.register_autograd(differentiate, setup_context=setup)
     forward.register_fake(fake)
     backward.register_fake(fake_gradients)
@@ -113,11 +113,15 @@ def _define(name, schema, run, gradients, tensors, fake, settings, flop=None):
 
 
 def _on_plain(function):
-    """The function of the same memory as plain tensors: a subclass that does not dispatch is one but for its class."""
+    """The function of the same memory as plain tensors, with autocast off, which the arguments name if it is on.
+
+    A subclass that does not dispatch is a plain tensor but for its class.
+    """
 
     @functools.wraps(function)
     def on_plain(*given):
-        return function(*(a.as_subclass(torch.Tensor) if isinstance(a, torch.Tensor) else a for a in given))
+        with torch._C._DisableAutocast():
+            return function(*(a.as_subclass(torch.Tensor) if isinstance(a, torch.Tensor) else a for a in given))
 
     return on_plain
 
@@ -139,38 +143,63 @@ def _layer_flop(x, weight, *others) -> int:
     return 2 * x[0] * math.prod(x[2:]) * math.prod(weight)
 
 
-def _fake_layer(x, weight, bias, stride, padding, output_padding, *others):
+def _fake_layer(x, weight, bias, stride, padding, output_padding, autocast, *others):
     """Checks what it can: sizes may be symbols here, so that those of the geometry are checked when the operator runs."""
-    arguments.check_tensors(*kinds(x, weight, bias), autocast=False)
+    arguments.check_tensors(*kinds(x, weight, bias), autocast)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     sizes = zip(x.shape[2:], weight.shape[2:], *numbers, strict=True)
-    return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes))
+    shape = x.shape[0], weight.shape[1], *((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in sizes)
+    z = torch.empty(shape, dtype=autocast or x.dtype, device=x.device, memory_format=_convolved(x, weight))
+    return z.neg()  # has the strides that any of torch's operations after the convolution gives
+
+
+def _fake_layer_gradients(gy, wanted, x, weight, bias, *others):
+    formats = _convolved(x, weight), _convolved(x, weight), torch.contiguous_format
+    found = zip((x, weight, bias), formats, wanted, strict=True)
+    return tuple(torch.empty_like(t, memory_format=of) if wants else x.new_empty(0) for t, of, wants in found)
+
+
+def _convolved(x, weight) -> torch.memory_format:
+    """``Problem.convolved`` of tensors without data."""
+    like = suggest_memory_format(x), suggest_memory_format(weight)
+    return torch.channels_last if torch.channels_last in like else torch.contiguous_format
 
 
 def _fake_activation(x, *constants):
     return torch.empty_like(x)
 
 
+def _fake_activation_gradient(gy, wanted, x, *constants):
+    return torch.empty_like(x)
+
+
+_fakes_of_layer, _fakes = (_fake_layer, _fake_layer_gradients), (_fake_activation, _fake_activation_gradient)
+
+
 def _layer_gradients(epilogue, gy, wanted, x, weight, bias, settings, constants):
-    """The gradients ``wanted`` of (x, weight, bias), contiguous; by torch's convolutions, in TF32 where the forward might be."""
+    """The gradients ``wanted`` of (x, weight, bias), as they come out of torch's convolutions, which compute them, in TF32 where
+    the forward might be."""
     wants_x, wants_weight, wants_bias = wanted
     images = _layer_plan("pre_gradient", epilogue, x, weight, bias, gy, *settings).images or max(1, len(x))
     parts = []
     for gy_part, x_part in zip(gy.split(images), x.split(images), strict=True):
         plan = _layer_plan("pre_gradient", epilogue, x_part, weight, bias, gy_part, *settings)
-        with torch.autocast(x.device.type, enabled=False), convolution.in_precision(plan.problem.permitted, x.device):
+        problem = plan.problem
+        with convolution.in_precision(problem.permitted, x.device):
             g = plan(x_part, weight, bias, gy_part, constants=constants)
             of_bias = _channel_sum(g) if wants_bias else None
-            of_x, of_weight = convolution.gradients(g, x_part, weight, plan.problem.geometry, wants_x, wants_weight)
+            operands = convolution.cast(convolution.computed_in(problem), g, *convolution.cast(problem.dtype, x_part, weight))
+            of_x, of_weight = convolution.gradients(*operands, problem.geometry, wants_x, wants_weight)
         parts.append((of_x, of_weight, of_bias))
     joins = _joined, _summed, _summed
-    found = zip(joins, zip(*parts, strict=True), wanted, strict=True)
-    return tuple(join(parts).contiguous() if wants else x.new_empty(0) for join, parts, wants in found)
+    of_each = zip(joins, zip(*parts, strict=True), (x, weight, bias), wanted, strict=True)
+    found = [join(of).to(t.dtype) if wants else x.new_empty(0) for join, of, t, wants in of_each]
+    return tuple(g.contiguous(memory_format=FORMATS[problem.convolved]) if g.dim() == 4 else g for g in found)
 
 
-def _layer_plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, precision, backend):
-    """As an operator sees it: below autograd's transforms and autocast, whichever are on when it runs."""
-    below = arguments.permitted(precision, x.device), precision is None, ""
+def _layer_plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, autocast, precision, backend):
+    """As an operator sees it: below autograd's transforms, whichever are on when it runs."""
+    below = arguments.permitted(precision, x.device), precision is None, autocast, ""
     operands = *kinds(x, weight, bias), gy if gy is None else kind("gy", gy)
     numbers = tuple(stride), tuple(padding), tuple(output_padding)
     return dispatch.remembered(arguments.layer, backend, operation, epilogue, *operands, *numbers, below)
@@ -192,9 +221,10 @@ def decompositions() -> dict:
     """The operators in torch's own: for ``ExportedProgram.run_decompositions``, beside torch's default table."""
 
     def layer_of(epilogue):
-        def layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
+        def layer(x, weight, bias, stride, padding, output_padding, autocast, precision, backend, *constants):
             geometry = Geometry.of(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(output_padding))
-            return epilogue.forward(convolution.forward(x, weight, bias, geometry), constants)
+            operands = convolution.cast(autocast or x.dtype, x, weight, bias)
+            return epilogue.forward(convolution.forward(*operands, geometry), constants)
 
         return layer
 

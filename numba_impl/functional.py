@@ -8,8 +8,8 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
-from numba_impl import arguments, autograd, dispatch, exchange
-from numba_impl.arguments import autocasts, is_transformed, kind, kinds, needs_grad
+from numba_impl import arguments, autograd, convolution, dispatch, exchange
+from numba_impl.arguments import is_transformed, kind, kinds, needs_grad
 from numba_impl.backends.base import DTYPES
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.epilogue import Epilogue, layer_constants
@@ -39,11 +39,11 @@ def conv_transpose2d_mish_add_hardtanh_scale(
     """hardtanh(mish(conv_transpose2d(x, weight, bias)) + add_value, -1, 1) * scale, fused.
 
     x: [N, C_in, H, W] or [C_in, H, W]; weight: [C_in, C_out, KH, KW]; bias: [C_out] or None: tensors, or arrays with
-    ``__cuda_array_interface__``, whose streams are waited for; one floating-point dtype and device, any strides, none is
-    modified. ``stride``, ``padding`` and ``output_padding`` are ints or pairs as in
+    ``__cuda_array_interface__``, whose streams are waited for; one floating-point dtype (or as autocast mixes them) and
+    device, any strides, none is modified. ``stride``, ``padding`` and ``output_padding`` are ints or pairs as in
     ``torch.nn.functional.conv_transpose2d``. ``precision``: "fp32", "tf32" (a permission), or None for what PyTorch's flags
     permit; ``backend``: a name of ``backends.BACKENDS`` forces it. Returns a tensor [N, C_out, H_out, W_out] (or without N),
-    which shares no memory with them.
+    which shares no memory with them, in the dtype and memory format of torch's own convolution.
 
     Raises TypeError or ValueError for bad arguments and for a forced backend that cannot serve.
     """
@@ -77,18 +77,18 @@ def fused(
     x, weight, bias, stride, padding, output_padding, epilogue: Epilogue, constants, precision=None, backend=None
 ) -> torch.Tensor:
     """The ``epilogue``, with constants that it has checked, of conv_transpose2d(x, weight, bias), plain tensors; see above."""
-    tensors = kinds(x, weight, bias)
+    x4 = x.unsqueeze(0) if x.dim() == 3 else x
+    tensors = kinds(x4, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
     modes = arguments.modes(precision, x.device)
     plan = dispatch.remembered(arguments.layer, backend, "forward", epilogue, *tensors, None, *numbers, modes)
     if x.is_neg() or weight.is_neg() or bias is not None and bias.is_neg():  # as the imaginary part of a conjugate is
-        x, weight, bias = x.resolve_neg(), weight.resolve_neg(), None if bias is None else bias.resolve_neg()
-    x4 = x if x.dim() == 4 else x.unsqueeze(0)
+        x4, weight, bias = x4.resolve_neg(), weight.resolve_neg(), None if bias is None else bias.resolve_neg()
     if plan.differentiable or not needs_grad(x, weight, bias):
         y = plan(x4, weight, bias, constants=constants)
     else:
-        y = autograd.operators(epilogue).layer(x4, weight, bias, *numbers, precision, backend, *constants)
-    return y if x.dim() == 4 else y.squeeze(0)
+        y = autograd.operators(epilogue).layer(x4, weight, bias, *numbers, plan.problem.autocast, precision, backend, *constants)
+    return y if x4 is x else y.squeeze(0)
 
 
 def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, backend, *constants):
@@ -100,7 +100,8 @@ def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, 
     if not _operator_serves(x):
         z = torch.nn.functional.conv_transpose2d(x, weight, bias, stride, padding, output_padding)
         return CHAIN.forward(z, CHAIN.check(*constants))
-    settings = *((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding)), precision, backend
+    numbers = ((n, n) if isinstance(n, int) else n for n in (stride, padding, output_padding))
+    settings = *numbers, _autocast(x.device), precision, backend
     if x.dim() == 3:
         return LAYER(x.unsqueeze(0), weight, bias, *settings, *constants).squeeze(0)
     return LAYER(x, weight, bias, *settings, *constants)
@@ -108,24 +109,28 @@ def _watched_layer(x, weight, bias, stride, padding, output_padding, precision, 
 
 def _operator_serves(x) -> bool:
     """Whether an operator of ours may stand for the eager chain. The devices are asked of x, and not looked up by name."""
-    return x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not _needs_chain(x.device)
+    return x.dtype in DTYPES and (x.is_cpu or x.is_cuda) and not _needs_chain()
 
 
-def _needs_chain(device) -> bool:
-    """Whether an operator of ours cannot stand for the eager chain: transforms see torch's operations alone, autocast gives
-    other dtypes, and TorchScript and ONNX know nothing else."""
-    return autocasts(device) or is_transformed() or torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
+def _needs_chain() -> bool:
+    """Whether an operator of ours cannot stand for the eager chain: transforms, TorchScript and ONNX know torch's operations
+    alone."""
+    return is_transformed() or torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
+
+
+def _autocast(device) -> torch.dtype | None:
+    return convolution.autocast(device)
 
 
 # What torch.compiler.assume_constant_result does, without its import of the compiler. The answer of the time of tracing is right:
 # transforms are those of the compiled code itself, and its own guards hold all that is on outside of it.
-_needs_chain._dynamo_marked_constant = True
+_needs_chain._dynamo_marked_constant = _autocast._dynamo_marked_constant = True
 
 
 def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
     """The checked ``Problem`` of the fused layer's arguments."""
-    modes = arguments.modes(precision, x.device)
-    return arguments.layer("forward", CHAIN, *kinds(x, weight, bias), None, stride, padding, output_padding, modes)
+    modes, x4 = arguments.modes(precision, x.device), x.unsqueeze(0) if x.dim() == 3 else x
+    return arguments.layer("forward", CHAIN, *kinds(x4, weight, bias), None, stride, padding, output_padding, modes)
 
 
 def mish_add_hardtanh_scale(
@@ -139,7 +144,8 @@ def mish_add_hardtanh_scale(
     """hardtanh(mish(x) + add_value, min_val, max_val) * scale, element by element.
 
     x: floating-point tensor of any shape, strides and device, or an array with ``__cuda_array_interface__``. With ``inplace``
-    the result replaces x, which is returned; else a new tensor of x's shape. fp32 runs in one pass, as does its gradient.
+    the result replaces x, which is returned; else a new tensor of x's shape. fp32, bf16 and fp16 run in one pass, as does
+    their gradient, and are rounded once.
 
     Raises TypeError for an argument of the wrong type, ValueError if min_val > max_val.
     """

@@ -16,6 +16,11 @@ finite, times a zero beyond the image's edge. "pixel": the scale that a pixel's 
 4 u T max |x| max |w| instead, of the pixels that the sum meets and of the output channel. "image": transforms of whole images,
 as cuDNN's (Winograd, FFT): the same of an image; they spread NaN and infinities, and may take operands below 2^-126 for 0.
 
+*16 bits.* Operands are exact as they are (autocast's are to be cast before), sums and the epilogue are fp32's: a result is any
+that rounding to its dtype makes of what would be right in fp32. ``between`` is the dtype to which the pre-activation was rounded
+on its way to the epilogue, by torch's convolution; half a unit in its last place is one error more. A gradient adds up
+pre-gradients that were rounded, independently, and is rounded itself.
+
 *Epilogue* (this and the next are of mish_add_hardtanh_scale alone; another has bounds of its own). It maps the interval
 of the pre-activation, widened by its own rounding: |z| u of mish where z < 0, since the argument of exp2 is rounded, and 8 u;
 4 u of add_value and of the result. Below 2^-126 a result may be flushed to zero.
@@ -70,7 +75,7 @@ class PreActivation(NamedTuple):
     maybe_nan: torch.Tensor  # NaN may be right, too
 
     @classmethod
-    def of(cls, x, weight, bias, geometry: Geometry, precision="fp32", reach="sum") -> "PreActivation":
+    def of(cls, x, weight, bias, geometry: Geometry, precision="fp32", reach="sum", between=torch.float32) -> "PreActivation":
         """In ``precision``, "fp32" or "tf32". ``reach``: one of ``REACHES``."""
         x, weight, bias = (None if t is None else t.detach().double() for t in (x, weight, bias))
         sizes, weights, biases = (None if t is None else t.nan_to_num(0, 0, 0).abs() for t in (x, weight, bias))
@@ -88,7 +93,8 @@ class PreActivation(NamedTuple):
             flushed, flushed_weights = (torch.where(t < LEAST, t, 0) for t in (sizes, weights))
             error = error + convolution.forward(flushed, weights, None, geometry)
             error = error + convolution.forward(sizes, flushed_weights, None, geometry)
-        unsure = terms**0.5 * spread > LARGEST / 4
+        error = error + _half_unit(value, between)
+        unsure = (terms**0.5 * spread > LARGEST / 4) | (value.abs() + error > torch.finfo(between).max)
         maybe_nan = ~weight.isfinite().all(0).flatten(1).all(1).view(1, -1, 1, 1) & edge
         if image:
             unsure = unsure | maybe_nan | ~x.isfinite().flatten(1).all(1).view(-1, 1, 1, 1)
@@ -127,25 +133,28 @@ class PreGradient(NamedTuple):
         return cls(value, unclamped, edge, slope, rounding, size * curvature * z_error)
 
 
-def check_layer(y, x, weight, bias, geometry: Geometry, constants: Constants, precision="fp32", reach="sum") -> Errors:
+def check_layer(
+    y, x, weight, bias, geometry: Geometry, constants: Constants, precision="fp32", reach="sum", between=torch.float32
+) -> Errors:
     """Raises Wrong unless ``y`` [N, C_out, H_out, W_out] is the fused layer's result: value by value, and in L2.
 
-    x [N, C_in, H, W], weight [C_in, C_out, KH, KW], bias [C_out] or None, all fp32; NaN and infinities must be float64's.
-    ``precision="tf32"`` allows for operands rounded to 10 bits; ``reach``: one of ``REACHES``.
+    x [N, C_in, H, W], weight [C_in, C_out, KH, KW], bias [C_out] or None, all of one dtype, fp32, bf16 or fp16, which is y's;
+    NaN and infinities must be float64's. ``precision="tf32"`` allows for operands rounded to 10 bits; ``reach``: one of
+    ``REACHES``; ``between``: the dtype of the pre-activation.
     """
     y, x, weight, bias = _where_a_nan_stays(y, x, weight, bias)
-    _require_shape(y, _output_shape(x, weight, geometry))
+    _require_like(y, _output_shape(x, weight, geometry), x.dtype)
     totals = _Totals()
     for part in _parts(y):
-        pre = PreActivation.of(x[part], weight, bias, geometry, precision, reach)
+        pre = PreActivation.of(x[part], weight, bias, geometry, precision, reach, between)
         totals.add(*_compare(y[part], pre, constants))
-    totals.require(_terms(weight, bias, geometry), precision, constants.scale)
+    totals.require(_terms(weight, bias, geometry), precision, constants.scale, y.dtype, between)
     return totals.errors
 
 
 def check_epilogue(y, z, constants: Constants) -> Errors:
-    """Raises Wrong unless ``y`` is the epilogue of ``z``, both fp32, value by value; any shape."""
-    _require_shape(y, z.shape)
+    """Raises Wrong unless ``y`` is the epilogue of ``z``, of one dtype that ``check_layer`` takes, value by value; any shape."""
+    _require_like(y, z.shape, z.dtype)
     y, z, totals = y.detach().reshape(-1), z.detach().reshape(-1), _Totals()
     for part in _parts(z):
         value = z[part].double()
@@ -154,45 +163,47 @@ def check_epilogue(y, z, constants: Constants) -> Errors:
     return totals.errors
 
 
-def check_layer_gradient(g, x, weight, bias, gy, geometry: Geometry, constants: Constants, precision="fp32", reach="sum"):
+def check_layer_gradient(
+    g, x, weight, bias, gy, geometry: Geometry, constants: Constants, precision="fp32", reach="sum", between=torch.float32
+):
     """Raises Wrong unless ``g`` is the gradient at the fused layer's pre-activation from ``gy``: value by value, and in L2.
 
     Operands as for ``check_layer``; ``gy`` finite or NaN. Exactly 0 at the clamp's bounds and beyond; where rounding may
     put the pre-activation on either side of a bound, 0 or the gradient. NaN where the pre-activation is not finite.
     """
     g, gy, x, weight, bias = _where_a_nan_stays(g, gy, x, weight, bias)
-    _require_shape(g, _output_shape(x, weight, geometry))
+    _require_like(g, _output_shape(x, weight, geometry), x.dtype)
     totals = _Totals()
     for part in _parts(g):
-        pre = PreActivation.of(x[part], weight, bias, geometry, precision, reach)
+        pre = PreActivation.of(x[part], weight, bias, geometry, precision, reach, between)
         right = PreGradient.of(pre.value, pre.error, gy[part], constants)
         want = torch.where(right.edge & (g[part] != 0), right.unclamped, right.value.masked_fill(right.edge, 0))
         want = want.masked_fill(~pre.value.isfinite(), math.nan)
         zero = (gy[part] == 0) | ((right.value == 0) & (right.unclamped != 0) & ~right.edge)
         # gy's zero, or the clamp's, is exact; that of mish' of a large pre-activation need not be.
-        bound = (right.rounding + right.carried).masked_fill(zero, 0)
+        bound = (right.rounding + right.carried + _half_unit(want.nan_to_num(0), g.dtype)).masked_fill(zero, 0)
         difference = g[part].detach().double() - want
         good = torch.where(want.isfinite(), difference.abs() <= bound, want.isnan() & g[part].isnan())
         _require(good, g[part], want, bound, {"pre-activation": pre.value, "gy": gy[part]})
         carried = (gy[part].double() * constants.scale * (1 + pre.spread)).masked_fill(~pre.value.isfinite(), 0)
         totals.add(difference.nan_to_num(0), want.nan_to_num(0), carried.nan_to_num(0))
-    totals.require(_terms(weight, bias, geometry), precision, constants.scale)
+    totals.require(_terms(weight, bias, geometry), precision, constants.scale, g.dtype, between)
 
 
 def check_epilogue_gradient(g, z, gy, clamped, constants: Constants):
-    """Raises Wrong unless ``g`` is the epilogue's gradient at fp32 ``z`` from ``gy``, value by value; any shape.
+    """Raises Wrong unless ``g`` is the epilogue's gradient at ``z`` from ``gy``, all of one dtype, value by value; any shape.
 
-    ``clamped`` is the forward's result at ``z`` with scale 1: where it stands at a bound the gradient is exactly 0.
+    ``clamped`` is the forward's fp32 result at ``z`` with scale 1: where it stands at a bound the gradient is exactly 0.
     NaN and infinities must be float64's, but 0 times infinity may be NaN where mish' is below fp32.
     """
-    for t in (g, gy, clamped):
-        _require_shape(t, z.shape)
+    for t, dtype in ((g, z.dtype), (gy, z.dtype), (clamped, torch.float32)):
+        _require_like(t, z.shape, dtype)
     _, _, low, high = _in_fp32(constants)
     outside = (clamped <= low) | (clamped >= high)
     right = PreGradient.of(z.double(), torch.zeros_like(z, dtype=torch.float64), gy, constants)
     want = torch.where(right.edge, right.unclamped.masked_fill(outside, 0), right.value)
     want = want.masked_fill(outside & z.isfinite(), 0)
-    bound = right.rounding.nan_to_num(0).masked_fill(outside, 0)
+    bound = (right.rounding + _half_unit(want, g.dtype)).nan_to_num(0).masked_fill(outside, 0)
     same = torch.where(want.isfinite(), (g - want).abs() <= bound, (g == want) | (g.isnan() & want.isnan()))
     good = same | (g.isnan() & want.isinf() & (right.slope.abs() < TINY))
     _require(good, g, want, bound, {"z": z, "gy": gy, "clamped": clamped})
@@ -205,16 +216,18 @@ class Gradients(NamedTuple):
     errors: tuple[torch.Tensor, ...]  # not finite where anything may be right
 
     @classmethod
-    def of(cls, x, weight, bias, gy, geometry: Geometry, constants: Constants, precision="fp32", reach="sum") -> "Gradients":
+    def of(
+        cls, x, weight, bias, gy, geometry: Geometry, constants: Constants, precision="fp32", reach="sum", between=torch.float32
+    ) -> "Gradients":
         """From ``gy``; operands as for ``check_layer``, but finite. ``precision`` is the forward's and the convolutions'."""
-        parts = [_summed(x[part], weight, bias, gy[part], geometry, constants, precision, reach) for part in _parts(gy)]
+        parts = [_summed(x[part], weight, bias, gy[part], geometry, constants, precision, reach, between) for part in _parts(gy)]
         of_x, of_weight, of_bias, largest = zip(*parts)
         # On a GPU torch's convolutions are cuDNN's, which may transform images.
         beside_x, beside_weight = (_largest(t) * max(largest) if gy.is_cuda else 0 for t in (weight, x))
         bounds = (
-            _bound([torch.cat(of) for of in zip(*of_x)], weight[0].numel(), precision, beside_x),
-            _bound([sum(of) for of in zip(*of_weight)], x[:, 0].numel(), precision, beside_weight),
-            _bound([sum(of) for of in zip(*of_bias)], gy[:, 0].numel(), "fp32", 0),
+            _bound([torch.cat(of) for of in zip(*of_x)], weight[0].numel(), precision, beside_x, x.dtype),
+            _bound([sum(of) for of in zip(*of_weight)], x[:, 0].numel(), precision, beside_weight, x.dtype),
+            _bound([sum(of) for of in zip(*of_bias)], gy[:, 0].numel(), "fp32", 0, x.dtype),
         )
         return cls(*zip(*bounds))
 
@@ -223,18 +236,18 @@ class Gradients(NamedTuple):
         found = [Errors(0.0, 0.0)]
         for name, got, want, error in zip(("x", "weight", "bias"), gradients, self.values, self.errors):
             if got is not None:
-                _require_shape(got, want.shape)
+                _require_like(got, want.shape, got.dtype)
                 difference = (got.double() - want).abs()
                 _require((difference <= error) | ~error.isfinite(), got, want, error, {}, f" of the gradient of {name}")
                 found.append(Errors(_largest(difference), (difference.norm() / want.norm()).item() if want.any() else 0.0))
         return Errors(*map(max, zip(*found)))
 
 
-def clear_of_edges(gy, x, weight, bias, geometry: Geometry, constants: Constants, precision="fp32"):
+def clear_of_edges(gy, x, weight, bias, geometry: Geometry, constants: Constants, precision="fp32", between=torch.float32):
     """``gy`` with 0 where rounding decides on which side of the clamp a pre-activation lies, so that either is right."""
     cleared = gy.clone()
     for part in _parts(gy):
-        pre = PreActivation.of(x[part], weight, bias, geometry, precision)
+        pre = PreActivation.of(x[part], weight, bias, geometry, precision, between=between)
         cleared[part].masked_fill_(PreGradient.of(pre.value, pre.error, gy[part], constants).edge, 0)
     return cleared
 
@@ -268,23 +281,25 @@ class _Totals:
         wrong, size, _, _ = self.sums.sqrt().tolist()
         return Errors(self.largest, wrong / size if size else 0.0)
 
-    def require(self, terms, precision, scale):
+    def require(self, terms, precision, scale, dtype=torch.float32, between=torch.float32):
         """Raises Wrong unless the L2 error is as small as independent roundings make it, if no few values decide."""
         wrong, _, size, fourth = self.sums.tolist()
         if math.isfinite(fourth) and size >= math.sqrt(MANY * fourth):
             wrong, size = math.sqrt(wrong), math.sqrt(size)
-            limit = U * (terms**0.5 + 8) + (TF32_U if precision == "tf32" else 0)
-            if not wrong <= limit * size + TINY * max(1.0, abs(scale)) * self.count**0.5:
+            limit = U * (terms**0.5 + 8) + (TF32_U if precision == "tf32" else 0) + _roundoff(dtype) + 2 * _roundoff(between)
+            if not wrong <= limit * size + (TINY * max(1.0, abs(scale)) + _least(dtype)) * self.count**0.5:
                 raise Wrong(f"relative L2 error {wrong / size:.3g}, allowed {limit:.3g}")
 
 
 def _compare(y, pre: PreActivation, constants):
     """What ``_Totals.add`` takes. Raises Wrong unless each value lies within what its pre-activation's interval gives."""
+    dtype = y.dtype
     constants, y = _in_fp32(constants), y.detach().double()
     want = MISH_ADD_HARDTANH_SCALE.forward(pre.value, constants)
     low, high = _range(pre.value, pre.error.masked_fill(~pre.value.isfinite(), 0), constants)
+    low, high = (t.to(torch.float32).to(dtype).double() for t in (low, high))  # rounding keeps their order
     good = torch.where(want.isnan(), y.isnan(), (low <= y) & (y <= high)) | (pre.maybe_nan & y.isnan())
-    widest = max(abs(constants.min_val), abs(constants.max_val)) * abs(constants.scale) * (1 + 4 * U) + LEAST
+    widest = max(abs(constants.min_val), abs(constants.max_val)) * abs(constants.scale) * (1 + 4 * U + _roundoff(dtype)) + LEAST
     possible = y.isnan() | (y.abs() <= (widest if widest < LARGEST else math.inf))
     _require(torch.where(pre.unsure, possible, good), y, want, high - low, {"pre-activation": pre.value})
     compared = (want.abs() <= LARGEST) & y.isfinite() & ~pre.unsure
@@ -314,11 +329,12 @@ def _least_fp32(t):
     return beyond.masked_fill(t < -LARGEST * (1 - 4 * U), -math.inf)
 
 
-def _summed(x, weight, bias, gy, geometry, constants, precision, reach):
+def _summed(x, weight, bias, gy, geometry, constants, precision, reach, between):
     """Of some images, for each of x, weight and bias: its gradient, the errors to be added in full and in squares, and what
     its spread is the root of; and the largest gradient at the pre-activation."""
-    pre = PreActivation.of(x, weight, bias, geometry, precision, reach)
+    pre = PreActivation.of(x, weight, bias, geometry, precision, reach, between)
     right = PreGradient.of(pre.value, pre.error, gy, constants)
+    carried = right.carried + 3 * _half_unit(right.value, gy.dtype)  # five times the root mean square, three times the most
     passed = (right.value != 0) | right.edge
     fits = pre.value.isfinite() & ~pre.unsure & ~(passed & ((gy.double() * constants.scale).abs() > LARGEST / 4))
     error = torch.where(passed, right.rounding + right.edge * right.unclamped.abs(), 0)
@@ -327,19 +343,19 @@ def _summed(x, weight, bias, gy, geometry, constants, precision, reach):
     products = (
         (right.value, x, weight),
         (error, x.abs(), weight.abs()),
-        (right.carried.square() * passed, x.square(), weight.square()),
+        (carried.square() * passed, x.square(), weight.square()),
         (right.value.square(), x.square(), weight.square()),
     )
     sums = [(*convolution.gradients(*factors, geometry, True, True), factors[0].sum((0, 2, 3))) for factors in products]
     return *zip(*sums), _largest(right.value)
 
 
-def _bound(sums, terms, precision, largest):
+def _bound(sums, terms, precision, largest, dtype):
     """(value, error) of a gradient from its ``_summed``; ``largest``: of the products that image transforms mix, or 0."""
     value, certain, squared, spread = *sums[:3], sums[3].sqrt()
     error = 8 * U * terms**0.5 * spread + (4 * TF32_U * spread if precision == "tf32" else 0)
     error = error.clamp(min=4 * U * terms * largest)
-    error = error + certain + squared.sqrt() + 4 * U * value.abs() + (1 + terms) * LEAST
+    error = error + certain + squared.sqrt() + 4 * U * value.abs() + (1 + terms) * LEAST + 2 * _half_unit(value, dtype)
     return value, error.masked_fill(terms**0.5 * spread + certain > LARGEST / 4, math.inf)
 
 
@@ -355,9 +371,24 @@ def _require(good, got, want, bound, others, of=""):
         )
 
 
-def _require_shape(t, shape):
-    if t.shape != shape or t.dtype != torch.float32:
-        raise Wrong(f"a result of shape {tuple(t.shape)} and {t.dtype}, not of {tuple(shape)} and torch.float32")
+def _require_like(t, shape, dtype):
+    if t.shape != shape or t.dtype != dtype:
+        raise Wrong(f"a result of shape {tuple(t.shape)} and {t.dtype}, not of {tuple(shape)} and {dtype}")
+
+
+def _roundoff(dtype):
+    """The relative error of rounding to a dtype of 16 bits; fp32's is counted elsewhere."""
+    return 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+
+
+def _least(dtype):
+    """The spacing of a 16-bit dtype's denormals."""
+    return 0.0 if dtype == torch.float32 else torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+
+def _half_unit(t, dtype):
+    """Half a unit in the last place, at least, of a dtype of 16 bits at float64 ``t``."""
+    return t.abs() * _roundoff(dtype) + _least(dtype)
 
 
 def _parts(t):

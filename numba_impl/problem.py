@@ -102,11 +102,11 @@ class Geometry:
 
 
 class Operand(NamedTuple):
-    """All that a plan may know of a tensor before it is at hand; its strides and its address count in each call."""
+    """What a backend may know of a tensor before it is at hand; its strides and its address count in each call."""
 
     shape: torch.Size
     dtype: torch.dtype
-    format: str  # "nchw": contiguous; "nhwc": channels_last; "strided": any other
+    format: str  # as torch's convolutions take it: "nhwc" where its strides are in channels_last's order, else "nchw"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class Problem:
     - "activate" (x, y): the epilogue of x alone, into y, which may be x: dense tensors of the same strides, or of any if
       ``torch_only``;
     - "activate_gradient" (x, gy): the gradient at x from gy at the epilogue of x, a new tensor;
-    - "channel_sum" (g): a sum for each channel over images and pixels, the gradient of a bias.
+    - "channel_sum" (g): a sum for each channel over images and pixels, the gradient of a bias; of 16-bit values in fp32.
+
+    The first two round every operand to ``dtype``, and give a result of that dtype and of ``format``.
 
     ``arguments`` makes problems of what users pass, and checks it.
     """
@@ -133,13 +135,25 @@ class Problem:
     bias: Operand | None = None
     gy: Operand | None = None
     geometry: Geometry | None = None
-    permitted: str = "fp32"  # or "tf32": the precision that products may have
+    autocast: torch.dtype | None = None  # to which autocast rounds every operand; None: all have x's
+    permitted: str = "fp32"  # or "tf32": the precision that products of fp32 may have
     by_flags: bool = False  # PyTorch's flags, and no argument, decided on it
     torch_only: str = ""  # why every operation must be torch's own
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.x.dtype
+        return self.autocast or self.x.dtype
+
+    @property
+    def convolved(self) -> str:
+        """The format in which torch's convolutions give their results, gradients too."""
+        return "nhwc" if "nhwc" in (self.x.format, self.weight.format) else "nchw"
+
+    @property
+    def format(self) -> str:
+        """Of the result: what is both, torch's operations after the convolution lay out as NCHW."""
+        batch, channels, height, width = self.output_shape
+        return self.convolved if batch and channels > 1 and height * width > 1 else "nchw"
 
     @property
     def batch(self) -> int:

@@ -34,7 +34,7 @@ GRADIENT_VIEWS = VIEWS | {"of a sum": lambda gy: torch.ones_like(gy[0, 0, 0, 0])
 
 def arguments(case, tensors, precision="fp32", backend=None):
     geometry = case.geometry
-    return *tensors, geometry.stride, geometry.padding, geometry.output_padding, precision, backend, *Constants(-0.5, 2.0)
+    return *tensors, geometry.stride, geometry.padding, geometry.output_padding, None, precision, backend, *Constants(-0.5, 2.0)
 
 
 def leaves(case, device, dtype=torch.float32):

@@ -270,7 +270,7 @@ def test_the_operators_batching_rules(device):
     torch.testing.assert_close(got, torch.stack([OPERATORS.activation_backward(g, [True], x[0], *CONSTANTS) for g in gy]))
     model, x = layer(device)
     conv, several = model.conv_transpose, torch.stack([x, 2 * x])
-    settings = (2, 2), (1, 1), (1, 1), None, None, *CONSTANTS
+    settings = (2, 2), (1, 1), (1, 1), None, None, None, *CONSTANTS
     got = torch.func.vmap(lambda x: OPERATORS.layer(x, conv.weight.detach(), conv.bias.detach(), *settings))(several)
     with torch.no_grad():
         torch.testing.assert_close(got, torch.stack([*map(model, several)]))

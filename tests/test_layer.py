@@ -170,23 +170,11 @@ def test_unbatched(device, backend):
 
 
 @every_device
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_other_dtypes_are_torchs(dtype, device):
-    module = nn.ConvTranspose2d(**SIZES, device=device, dtype=dtype)
-    x = torch.randn(2, 6, 7, 9, device=device, dtype=dtype)
+def test_float64_is_torchs(device):
+    module = nn.ConvTranspose2d(**SIZES, device=device, dtype=torch.float64)
+    x = torch.randn(2, 6, 7, 9, device=device, dtype=torch.float64)
     with torch.no_grad():
-        y = ModelNumba.from_conv(module, -0.5, 2.0)(x)
-        assert y.dtype == dtype
-        assert_same(y, eager(x, module))
-
-
-@every_device
-def test_autocast_is_torchs(device):
-    module, x = nn.ConvTranspose2d(**SIZES, device=device), torch.randn(2, 6, 7, 9, device=device)
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-        y = ModelNumba.from_conv(module, -0.5, 2.0)(x)
-        assert y.dtype == torch.bfloat16
-        assert_same(y, eager(x, module))
+        assert_same(ModelNumba.from_conv(module, -0.5, 2.0)(x), eager(x, module))
 
 
 @every_backend

@@ -105,7 +105,9 @@ def test_soak(device, seed):
     """In a process of its own: in one that ran other tests, what they left moves about meanwhile."""
     calls = int(os.environ.get("SOAK_CALLS") or CALLS[device])
     with ProcessPoolExecutor(1, get_context("spawn")) as another:
-        (tensors, resident, used), (tensors_after, resident_after, used_after) = another.submit(soak, device, calls, seed).result()
+        (tensors, resident, used), (tensors_after, resident_after, used_after) = another.submit(
+            soak, device, calls, seed
+        ).result()
     assert tensors_after == tensors
     assert resident_after - resident <= SLACK[device]
     if "PYTEST_XDIST_WORKER" not in os.environ:  # else others use the GPU meanwhile
@@ -147,6 +149,7 @@ CACHES = {
     "numba_impl.cuda.cache._toolchain": "it takes no argument",
     "numba_impl.cuda.tensor_map.encode": "a limit: maps of the last tensors",
     "numba_impl.cuda.kernel._stream": "a limit: streams as cuda.core has them",
+    "numba_impl.cuda.values.of": "three dtypes",
     "numba_impl.backends.cpu._loops": "the epilogues, once for one thread and once for many",
     "numba_impl.autograd.operators": "the epilogues",
     "numba_impl.backends.composite.elementwise.build": "the kernels of the process",

@@ -21,12 +21,12 @@ STRIPS = Case((2, 16, 3, 68), 8, 3, 2, 1, 1)
 
 def activation(x):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return [elementwise.prepare("activate", CHAIN, x.device, x.shape)(x, y, CLAMPED)]
+    return [elementwise.prepare("activate", CHAIN, x.device, x.shape, x.dtype)(x, y, CLAMPED)]
 
 
 def pre_gradient_in_place(z, gy):
     g = z.clone()
-    return [elementwise.prepare("pre_gradient", CHAIN, z.device, z.shape)(gy, g, CLAMPED)]
+    return [elementwise.prepare("pre_gradient", CHAIN, z.device, z.shape, z.dtype)(gy, g, CLAMPED)]
 
 
 def layer_of_tiled(x, weight, bias, *gy):
@@ -45,7 +45,7 @@ def split_of_weights(weight):
 
 
 def sums_of_channels(g):
-    return [channel_sum.prepare(g.device, g.shape)(g)]
+    return [channel_sum.prepare(g.device, g.shape, g.dtype)(g)]
 
 
 # What launches a kernel, and what it is given on a device.

@@ -1,4 +1,7 @@
-"""CPU: torch's convolution, then the epilogue in one pass, on as many threads as torch uses."""
+"""CPU: torch's convolution, then the epilogue in one pass, on as many threads as torch uses.
+
+16-bit operands are widened first (``convolution.computed_in``), so that a result is rounded once, after the epilogue.
+"""
 
 import functools
 import math
@@ -11,7 +14,7 @@ import numpy as np
 import torch
 
 from numba_impl import convolution
-from numba_impl.backends.base import LAYER, Backend, Plan, dense, laid_out_as, passes, why_not_ours
+from numba_impl.backends.base import FORMATS, LAYER, Backend, Plan, dense, in_format, laid_out_as, passes, why_not_ours
 from numba_impl.epilogue import Epilogue, Operations
 from numba_impl.errors import KernelError
 from numba_impl.problem import Problem
@@ -46,30 +49,46 @@ def plan(problem: Problem) -> Plan:
     return Plan(problem, _pre_gradient(problem), images=images)
 
 
+def _casts_itself(run):
+    """Decorator: autocast would cast what has been widened."""
+
+    @functools.wraps(run)
+    def without_autocast(*tensors_and_constants):
+        with torch._C._DisableAutocast():
+            return run(*tensors_and_constants)
+
+    return without_autocast
+
+
 def _forward(problem, images):
     """A few images at a time, so that the pre-activation stays in cache and in memory that the allocator keeps."""
-    geometry, batch, epilogue = problem.geometry, problem.batch, problem.epilogue
+    batch, epilogue = problem.batch, problem.epilogue
 
+    @_casts_itself
     def run(x, weight, bias, constants):
-        if images >= batch or not x.is_contiguous():
-            z = convolution.forward(x, weight, bias, geometry)
+        x, weight, bias = convolution.cast(problem.dtype, x, weight, bias)  # rounded first
+        weight, bias = convolution.cast(convolution.computed_in(problem), weight, bias)
+        if images >= batch and x.dtype == torch.float32:
+            z = convolution.forward(x, weight, bias, problem.geometry)
             _run(epilogue, "forward", (z, z), constants)
-            return z
-        y = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device)
+            return in_format(problem, z)
+        y = torch.empty(problem.output_shape, dtype=x.dtype, device=x.device, memory_format=FORMATS[problem.format])
         for first in range(0, batch, images):
             part = slice(first, first + images)
-            z = convolution.forward(x[part], weight, bias, geometry)
-            _run(epilogue, "forward", (laid_out_as(z, y[part]), y[part]), constants)  # channels_last, if the weight is
+            z = convolution.forward(x[part].float(), weight, bias, problem.geometry)
+            _run(epilogue, "forward", (laid_out_as(z, y[part]), y[part]), constants)
         return y
 
     return run
 
 
 def _pre_gradient(problem):
+    @_casts_itself
     def run(x, weight, bias, gy, constants):
-        z = convolution.forward(x, weight, bias, problem.geometry)
+        operands = convolution.cast(convolution.computed_in(problem), *convolution.cast(problem.dtype, x, weight, bias))
+        z = convolution.forward(*operands, problem.geometry)
         _run(problem.epilogue, "gradient", (z, laid_out_as(gy, z)), constants)
-        return z
+        return z.to(problem.dtype)
 
     return run
 
@@ -94,18 +113,31 @@ def _activate_gradient(epilogue):
 
 
 def _run(epilogue: Epilogue, name, tensors, constants):
-    """A loop over dense tensors of the same strides, on as many threads as torch uses.
+    """A loop of ``_Loops`` over dense tensors of the same strides. 16-bit ones are widened, a part at a time."""
+    flat = [t.detach().as_strided((t.numel(),), (1,)) for t in tensors]
+    if all(t.dtype == torch.float32 for t in flat):
+        _run_fp32(epilogue, name, flat, constants)
+        return
+    result = WRITTEN[name]
+    for parts in zip(*(t.split(CHUNK) for t in flat), strict=True):
+        wide = [t.float() for t in parts]
+        _run_fp32(epilogue, name, wide, constants)
+        if wide[result] is not parts[result]:
+            parts[result].copy_(wide[result])
 
-    On one thread it starts no other, which a forked process may not do. Raises KernelError where Numba cannot run it.
+
+def _run_fp32(epilogue, name, flat, constants):
+    """On as many threads as torch uses; on one it starts no other, which a forked process may not do.
+
+    Raises KernelError where Numba cannot run it.
     """
-    flat = [t.detach().as_strided((t.numel(),), (1,)).numpy() for t in tensors]
-    numbers = tuple(map(np.float32, constants))
+    arrays, numbers = [t.numpy() for t in flat], tuple(map(np.float32, constants))
     threads = min(torch.get_num_threads(), _most_threads())
     if threads == 1:
-        getattr(_loops(epilogue, parallel=False), name)(*flat, numbers)
+        getattr(_loops(epilogue, parallel=False), name)(*arrays, numbers)
         return
     with _PARALLEL, _on_threads(threads):
-        getattr(_loops(epilogue, parallel=True), name)(*flat, numbers)
+        getattr(_loops(epilogue, parallel=True), name)(*arrays, numbers)
 
 
 def _most_threads() -> int:
@@ -141,10 +173,13 @@ def _on_threads(threads):
 
 
 class _Loops(NamedTuple):
-    """Compiled loops over flat arrays: ``forward(x, y, constants)`` into y, ``gradient(z, gy, constants)`` into z."""
+    """Compiled loops over flat fp32 arrays: ``forward(x, y, constants)`` into y, ``gradient(z, gy, constants)`` into z."""
 
     forward: Callable
     gradient: Callable
+
+
+WRITTEN = {"forward": 1, "gradient": 0}  # which array
 
 
 @functools.cache

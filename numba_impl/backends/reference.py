@@ -1,5 +1,7 @@
 """Plain PyTorch: the truth in any dtype, and what serves where nothing else does."""
 
+import torch
+
 from numba_impl import convolution
 from numba_impl.backends.base import Backend, Plan, passes
 from numba_impl.problem import Problem
@@ -22,18 +24,14 @@ def plan(problem: Problem) -> Plan:
 
 def _forward(problem):
     def run(x, weight, bias, constants):
-        with convolution.in_precision(problem.permitted, x.device):
-            z = convolution.forward(x, weight, bias, problem.geometry)
-        return problem.epilogue.forward(z, constants)
+        return problem.epilogue.forward(convolution.pre_activation(problem, x, weight, bias), constants)
 
     return run
 
 
 def _pre_gradient(problem):
     def run(x, weight, bias, gy, constants):
-        with convolution.in_precision(problem.permitted, x.device):
-            z = convolution.forward(x, weight, bias, problem.geometry)
-        return problem.epilogue.gradient(z, gy, constants)
+        return problem.epilogue.gradient(convolution.pre_activation(problem, x, weight, bias), gy, constants)
 
     return run
 
@@ -47,7 +45,7 @@ def _activate_gradient(problem):
 
 
 def _channel_sum(problem):
-    return lambda g, constants: g.sum((0, 2, 3))
+    return lambda g, constants: g.sum((0, 2, 3), dtype=torch.promote_types(g.dtype, torch.float32))
 
 
 RUNS = {

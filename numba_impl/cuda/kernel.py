@@ -124,7 +124,7 @@ class Launch:
             self._config = LaunchConfig(grid=grid, block=kernel.threads, shmem_size=kernel.shared_bytes)
 
     def __call__(self, arrays, numbers=(), constants=()):
-        """Launch on torch's current stream: tensors on the device, the ints that are left, or one tuple of them, the constants."""
+        """Launch on torch's current stream: tensors on the device, ints that are left or one tuple of them, constants."""
         if SIMULATED:
             self._simulate(arrays, numbers, constants)
             return
@@ -146,9 +146,15 @@ class Launch:
         launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), self._config, self._loaded, *values)
 
     def _simulate(self, arrays, numbers, constants):
-        kernel, flat = self._kernel, [a.detach().as_strided((a.numel(),), (1,)).numpy() for a in arrays]
+        kernel, flat = self._kernel, [_flat_array(a) for a in arrays]
         tuples = [constants] if len(kernel.signature.args) > len(flat) + len(self._numbers) + len(numbers) else []
         cuda.jit(kernel.function)[self._grid, kernel.threads, 0, kernel.shared_bytes](*flat, *self._numbers, *numbers, *tuples)
+
+
+def _flat_array(tensor):
+    """NumPy's of a dense tensor, in the order of memory; floats of 16 bits as integers, as kernels take them."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return (flat.view(torch.int16) if flat.itemsize == 2 else flat).numpy()
 
 
 def _bits(constants):

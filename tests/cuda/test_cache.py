@@ -427,10 +427,10 @@ def test_a_kernel_finds_its_code(folder, compiler, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(kernel, "_load_code", lambda index, code: code)
     made = channel_sum.build.__wrapped__
-    name, _, cubin = made().on(0).partition(b"\0")
+    name, _, cubin = made(torch.float32).on(0).partition(b"\0")
     assert name.startswith(b"_Z") and b"channel_sum" in name and cubin.startswith(b"\x7fELF") and b"\0.text." + name in cubin
     monkeypatch.setattr(kernel.Kernel, "_compile", lambda self: pytest.fail("compiled again"))
-    assert made().on(0) == name + b"\0" + cubin
+    assert made(torch.float32).on(0) == name + b"\0" + cubin
 
 
 @pytest.mark.parametrize("status", [driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY])
@@ -500,7 +500,7 @@ def test_a_cubin_that_the_driver_refuses(tmp_path, monkeypatch):
     """Whole, and under its name, but no code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     x, y = torch.zeros(5, device="cuda"), torch.full((5,), float("nan"), device="cuda")
-    activate = elementwise.build.__wrapped__("activate", MISH_ADD_HARDTANH_SCALE)
+    activate = elementwise.build.__wrapped__("activate", MISH_ADD_HARDTANH_SCALE, torch.float32)
     path = cache._path(activate._identity(x.device.index))
     cache._keep(path, b"name\0\x7fELF")
     activate.prepare(x.device, 1, 5)((x, y), (0, 0), (0.5, 2.0, -1.0, 1.0))

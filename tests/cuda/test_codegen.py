@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 from numba_impl import gpu
 from numba_impl.backends.composite import channel_sum, elementwise
@@ -86,14 +87,14 @@ def ptxas():
 
 
 def test_elementwise(capability):
-    check(elementwise.build("activate", CHAIN), capability)
+    check(elementwise.build("activate", CHAIN, torch.float32), capability)
 
 
 def test_elementwise_gradient(capability):
     """Reads z and gy in 16-byte vectors, and decides on the clamp by the very instructions of the forward."""
-    ptx = check_registers(elementwise.build("pre_gradient", CHAIN), capability)
+    ptx = check_registers(elementwise.build("pre_gradient", CHAIN, torch.float32), capability)
     assert len(re.findall(LOAD16, ptx)) >= 2 and re.search(STORE16, ptx), "16-byte accesses are missing"
-    assert clamp_arithmetic(ptx) == clamp_arithmetic(elementwise.build("activate", CHAIN).ptx(capability))
+    assert clamp_arithmetic(ptx) == clamp_arithmetic(elementwise.build("activate", CHAIN, torch.float32).ptx(capability))
 
 
 def clamp_arithmetic(ptx):
@@ -134,7 +135,7 @@ def test_weights(capability):
 
 
 def test_channel_sum(capability):
-    assert re.search(LOAD16_GLOBAL, check_registers(channel_sum.build(), capability)), "16-byte accesses are missing"
+    assert re.search(LOAD16_GLOBAL, check_registers(channel_sum.build(torch.float32), capability)), "16-byte accesses are missing"
 
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)

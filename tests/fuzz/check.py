@@ -72,11 +72,12 @@ def check_declined(call, tensors, reason):
 
 def compare_with_float64(call, x, weight, bias, gy, problem, name, y, gradients):
     reach, settings = REACH[call.device][name], (call.geometry, Constants(call.add_value, call.scale))
-    check_layer(y, x, weight, bias, *settings, dispatch.BACKENDS[name].plan(problem).precision, reach)
+    plan = dispatch.BACKENDS[name].plan(problem)
+    check_layer(y, x, weight, bias, *settings, plan.precision, reach, plan.between)
     if gradients:
         found = dict(zip(call.gradient, gradients))
         precision = problem.permitted if call.device == "cuda" else "fp32"  # of torch's convolutions, whoever served before
-        Gradients.of(x, weight, bias, gy, *settings, precision, reach).check(map(found.get, NAMES))
+        Gradients.of(x, weight, bias, gy, *settings, precision, reach, plan.between).check(map(found.get, NAMES))
 
 
 def compare_with_eager(call, tensors, problem, results):

@@ -3,7 +3,7 @@
 import torch
 
 from numba_impl import convolution
-from numba_impl.backends.base import Backend, Plan, dense, laid_out_as, passes, why_not_kernel
+from numba_impl.backends.base import Backend, Plan, dense, in_format, laid_out_as, passes, why_not_kernel
 from numba_impl.problem import Problem
 
 
@@ -11,7 +11,7 @@ def why_not(problem: Problem) -> str:
     if reason := why_not_kernel(problem, RUNS):
         return reason
     if problem.operation == "channel_sum" and problem.x.format != "nchw":
-        return "it sums contiguous tensors alone"
+        return "it sums planes, which channels_last has not"
     return ""
 
 
@@ -23,16 +23,15 @@ def cycles(problem: Problem) -> float:
 
 
 def plan(problem: Problem) -> Plan:
-    return Plan(problem, RUNS[problem.operation](problem), problem.permitted)
+    return Plan(problem, RUNS[problem.operation](problem), problem.permitted, between=problem.dtype)
 
 
 def _forward(problem):
     finish = _elementwise("activate", problem, problem.output_shape)
 
     def run(x, weight, bias, constants):
-        with convolution.in_precision(problem.permitted, x.device):
-            z = convolution.forward(x, weight, bias, problem.geometry)
-        return finish(z, z, constants)
+        z = convolution.pre_activation(problem, x, weight, bias)
+        return in_format(problem, finish(z, z, constants))
 
     return run
 
@@ -41,8 +40,7 @@ def _pre_gradient(problem):
     finish = _elementwise("pre_gradient", problem, problem.output_shape)
 
     def run(x, weight, bias, gy, constants):
-        with convolution.in_precision(problem.permitted, x.device):
-            z = convolution.forward(x, weight, bias, problem.geometry)
+        z = convolution.pre_activation(problem, x, weight, bias)
         return finish(laid_out_as(gy, z), z, constants)
 
     return run
@@ -72,14 +70,14 @@ def _activate_gradient(problem):
 def _channel_sum(problem):
     from numba_impl.backends.composite import channel_sum
 
-    sums = channel_sum.prepare(problem.device, problem.x.shape)
-    return lambda g, constants: sums(g)
+    sums = channel_sum.prepare(problem.device, problem.x.shape, problem.dtype)
+    return lambda g, constants: sums(g.contiguous())
 
 
 def _elementwise(operation, problem, shape):
     from numba_impl.backends.composite import elementwise
 
-    return elementwise.prepare(operation, problem.epilogue, problem.device, shape)
+    return elementwise.prepare(operation, problem.epilogue, problem.device, shape, problem.dtype)
 
 
 RUNS = {

@@ -8,6 +8,8 @@ from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
 from numba_impl import gpu
+from numba_impl.cuda import values
+from numba_impl.cuda.device import device, unroll
 from numba_impl.cuda.kernel import Kernel, built
 from numba_impl.cuda.ptx import memory
 
@@ -17,26 +19,41 @@ BLOCKS = 16  # a multiprocessor, about
 
 
 @built
-def build() -> Kernel:
+def build(dtype) -> Kernel:
+    element, _, widen, _, _ = values.of(dtype)
+    VECTOR = values.of(dtype).vector
+
+    @device
+    def add(k, sums, found):
+        sums[k] += widen(found[k])
+
+    @device
+    def clear(k, sums):
+        sums[k] = float32(0)
+
+    add_each, clear_all = unroll(VECTOR, add), unroll(VECTOR, clear)
+
     def channel_sum(g, sums, images, channels, plane, parts, vectors):
-        # g [images, channels, plane] fp32; sums [channels, parts]
-        partial = cuda.shared.array(THREADS, float32)
+        # g [images, channels, plane]; sums [channels, parts] fp32
+        partial, own = cuda.shared.array(THREADS, float32), cuda.local.array(VECTOR, float32)
         thread, block = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         channel, part = int32(block // parts), int32(block % parts)
         pieces = int64((plane + PIECE - 1) // PIECE)
-        a = b = c = d = float32(0)
+        clear_all(own)
         for item in range(int64(part), images * pieces, int64(parts)):
             at = (item // pieces * channels + channel) * plane
             first = item % pieces * PIECE
             end = min(first + PIECE, plane)
             if vectors:
-                for i in range(first + 4 * thread, end, 4 * THREADS):
-                    four = memory.load(g, at + i, 4)
-                    a, b, c, d = a + four[0], b + four[1], c + four[2], d + four[3]
+                for i in range(first + VECTOR * thread, end, VECTOR * THREADS):
+                    add_each(own, memory.load(g, at + i, VECTOR))
             else:
                 for i in range(first + thread, end, THREADS):
-                    a += memory.load(g, at + i)
-        partial[thread] = (a + b) + (c + d)
+                    own[0] += widen(memory.load(g, at + i))
+        total = float32(0)
+        for k in range(VECTOR):
+            total += own[k]
+        partial[thread] = total
         cuda.syncthreads()
         half = int32(THREADS // 2)
         while half > 0:
@@ -47,21 +64,21 @@ def build() -> Kernel:
         if thread == 0:
             sums[block] = partial[0]
 
-    pointer, i, n = types.CPointer(types.float32), types.int32, types.int64
-    return Kernel(channel_sum, types.void(pointer, pointer, n, i, n, i, types.boolean), THREADS, 1, config=())
+    g, sums, i, n = types.CPointer(element), types.CPointer(types.float32), types.int32, types.int64
+    return Kernel(channel_sum, types.void(g, sums, n, i, n, i, types.boolean), THREADS, 1, config=(str(dtype),))
 
 
-def prepare(device, shape):
-    """A function of ``g``, fp32 and contiguous, of this shape [N, C, H, W]: it gives the sums, [C]."""
+def prepare(device, shape, dtype):
+    """A function of ``g``, contiguous, of this shape [N, C, H, W] and dtype: it gives the sums, [C] fp32."""
     images, channels, height, width = shape
-    plane = height * width
+    plane, vector = height * width, values.of(dtype).vector
     pieces = images * -(-plane // PIECE)
     parts = max(1, min(-(-BLOCKS * gpu.of(device).multiprocessors // channels), pieces))
-    launch = build().prepare(device, channels * parts, images, channels, plane, parts)
+    launch = build(dtype).prepare(device, channels * parts, images, channels, plane, parts)
 
     def run(g):
-        sums = torch.empty(channels, parts, dtype=g.dtype, device=g.device)
-        launch((g, sums), (plane % 4 == 0 and g.data_ptr() % 16 == 0,))
+        sums = torch.empty(channels, parts, dtype=torch.float32, device=g.device)
+        launch((g, sums), (plane % vector == 0 and g.data_ptr() % 16 == 0,))
         return sums.sum(1)
 
     return run

@@ -3,7 +3,7 @@
 import torch
 
 from numba_impl import convolution, gpu
-from numba_impl.backends.base import LAYER, Backend, Plan, why_not_kernel
+from numba_impl.backends.base import FORMATS, LAYER, Backend, Plan, passes, why_not_kernel
 from numba_impl.backends.hopper import cost
 from numba_impl.backends.hopper.layout import BOX, GEOMETRY, MAX_CHANNELS, Config, grid, too_large
 from numba_impl.problem import Problem
@@ -12,7 +12,7 @@ CAPABILITY = (9, 0)  # wgmma and setmaxnreg are of sm_90a alone
 
 
 def why_not(problem: Problem) -> str:
-    if reason := why_not_kernel(problem, LAYER):
+    if reason := why_not_kernel(problem, LAYER, dtypes=(torch.float32,)):
         return reason
     found = gpu.of(problem.device)
     if found.capability != CAPABILITY:
@@ -32,17 +32,19 @@ def why_not(problem: Problem) -> str:
 
 def cycles(problem: Problem) -> float:
     multiprocessors = gpu.of(problem.device).multiprocessors
-    return cost.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
+    fused = cost.cycles(config(problem), problem.batch, problem.height, problem.width, multiprocessors)
+    return fused + (passes(problem, 1) if problem.format == "nhwc" else 0)
 
 
 def plan(problem: Problem) -> Plan:
-    fill, shape, device = filler(problem), problem.output_shape, problem.device
+    """The kernel knows NCHW alone, so that other formats are copied."""
+    fill, shape, device, memory_format = filler(problem), problem.output_shape, problem.device, FORMATS[problem.format]
 
     def run(x, weight, bias, *others):
         *gy, constants = others
         out = torch.empty(*shape, dtype=torch.float32, device=device)
         fill(x.contiguous(), weight.contiguous(), bias, [t.contiguous() for t in gy], out, constants)
-        return out
+        return out.contiguous(memory_format=memory_format)
 
     return Plan(problem, run, convolution.precision(problem))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from numba_impl import gpu
-from numba_impl.backends.base import LAYER, Backend, Plan, why_not_kernel
+from numba_impl.backends.base import FORMATS, LAYER, Backend, Plan, why_not_kernel
 from numba_impl.backends.tiled import cost
 from numba_impl.backends.tiled.tile import Tile
 from numba_impl.backends.tiled.weights import packer
@@ -13,7 +13,7 @@ from numba_impl.problem import Problem
 
 
 def why_not(problem: Problem) -> str:
-    if reason := why_not_kernel(problem, LAYER):
+    if reason := why_not_kernel(problem, LAYER, dtypes=(torch.float32,)):
         return reason
     tile = tile_for(problem)
     if tile is None:
@@ -35,7 +35,7 @@ def plan(problem: Problem) -> Plan:
         out = torch.empty(shape, dtype=dtype, device=device)
         bias = None if bias is None else bias.contiguous()
         fill(x.contiguous(), pack(weight), bias, [g.contiguous() for g in gy], out, constants)
-        return out
+        return out.contiguous(memory_format=FORMATS[problem.format])
 
     return Plan(problem, run)
 

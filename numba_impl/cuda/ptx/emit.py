@@ -17,7 +17,7 @@ if not SIMULATED:
 
     LLVM = {"h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType()}
 
-NUMBA = {"r": types.int32, "l": types.int64, "f": types.float32}
+NUMBA = {"h": types.int16, "r": types.int32, "l": types.int64, "f": types.float32}
 
 
 def primitive(describe):

@@ -41,6 +41,32 @@ def from_bits(i):
     return np.int32(i).view(np.float32)
 
 
+@instruction("cvt.rn.bf16.f32 $0, $1;", "f", "h", memory=False)
+def bfloat16(x):
+    """cvt.rn.bf16.f32 (sm_80): rounded to bfloat16, to nearest even; its bits."""
+    i = int(np.float32(x).view(np.uint32))
+    rounded = 0x7FFF if np.isnan(x) else (i + 0x7FFF + (i >> 16 & 1)) >> 16
+    return np.uint16(rounded).view(np.int16)
+
+
+@instruction("{ .reg .b16 z; mov.b16 z, 0; mov.b32 $0, {z, $1}; }", "h", "f", memory=False)
+def from_bfloat16(i):
+    """mov.b32: the fp32 that a bfloat16 of these bits is."""
+    return np.uint32(int(i) % 2**16 << 16).view(np.float32)
+
+
+@instruction("cvt.rn.f16.f32 $0, $1;", "f", "h", memory=False)
+def half(x):
+    """cvt.rn.f16.f32: rounded to fp16, to nearest even; its bits."""
+    return np.float32(x).astype(np.float16).view(np.int16)
+
+
+@instruction("cvt.f32.f16 $0, $1;", "h", "f", memory=False)
+def from_half(i):
+    """cvt.f32.f16: the fp32 that an fp16 of these bits is."""
+    return np.int16(i).view(np.float16).astype(np.float32)
+
+
 _SPLIT = """{
 .reg .b16 a, b, c, d;
 .reg .f32 x, y;

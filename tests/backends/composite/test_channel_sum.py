@@ -42,7 +42,7 @@ def small_pieces(monkeypatch):
 
 
 def channel_sum_of(g):
-    return channel_sum.prepare(g.device, g.shape)(g)
+    return channel_sum.prepare(g.device, g.shape, g.dtype)(g)
 
 
 def check(g):

@@ -19,7 +19,7 @@ numpy_warns = pytest.mark.filterwarnings("ignore:.*encountered in scalar:Runtime
 def run(operation, source, target, constants):
     """The kernel, which gives its target and writes no other array."""
     before = source.clone()
-    run = elementwise.prepare(operation, MISH_ADD_HARDTANH_SCALE, target.device, target.shape)
+    run = elementwise.prepare(operation, MISH_ADD_HARDTANH_SCALE, target.device, target.shape, target.dtype)
     assert run(source, target, constants) is target
     assert source is target or torch.equal(bits(source), bits(before)), "the input was written"
 
@@ -164,7 +164,7 @@ def test_more_than_2_31_values(offset):
     repeat(block, x)
     starts = [0, 2**29 - width // 2, 2**31 - width // 2, size - width, *torch.randint(size - width, (20,)).tolist()]
     before = [x[start : start + width].clone() for start in starts]
-    elementwise.prepare("activate", MISH_ADD_HARDTANH_SCALE, x.device, x.shape)(x, x, OPEN)
+    elementwise.prepare("activate", MISH_ADD_HARDTANH_SCALE, x.device, x.shape, x.dtype)(x, x, OPEN)
     memory.check()
     for start, v in zip(starts, before, strict=True):
         check_epilogue(x[start : start + width], v, OPEN)
@@ -180,7 +180,7 @@ def test_gradient_of_more_than_2_31_values(offset):
     block_z, block_gy = draw(1_000_003, "cuda")
     repeat(block_z, memory.tensor)
     repeat(block_gy, gy)
-    elementwise.prepare("pre_gradient", MISH_ADD_HARDTANH_SCALE, gy.device, gy.shape)(gy, memory.tensor, OPEN)
+    elementwise.prepare("pre_gradient", MISH_ADD_HARDTANH_SCALE, gy.device, gy.shape, gy.dtype)(gy, memory.tensor, OPEN)
     memory.check()
     clamped = torch.empty_like(block_z)
     run("activate", block_z, clamped, OPEN._replace(scale=1.0))
