@@ -41,6 +41,7 @@ def layer(operation, epilogue: Epilogue, x, weight, bias, gy, stride, padding, o
         if not 1 <= axis.output_size(size) <= LARGEST:
             limits = f"at least 1 and at most {LARGEST}"
             raise ValueError(f"the output {name} must be {limits}, got {axis.output_size(size)} from {size} with {axis}")
+    permitted = "fp32" if (cast_to or operands[0].dtype).itemsize == 2 else permitted  # TF32 is of fp32's products alone
     return Problem(operation, operands[0], device, epilogue, *operands[1:], geometry, cast_to, permitted, by_flags, torch_only)
 
 

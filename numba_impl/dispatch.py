@@ -94,7 +94,8 @@ def _otherwise(name, problem: Problem, error) -> Plan:
 def explain(problem: Problem, forced=None) -> str:
     """One line for the backend that serves, and one for each that does not, with the reason."""
     name, reasons = choose(problem, forced)
-    shape, precision = (problem.batch, problem.in_channels, problem.height, problem.width), BACKENDS[name].plan(problem).precision
+    shape = problem.batch, problem.in_channels, problem.height, problem.width
+    precision = str(problem.dtype)[len("torch.") :] if problem.dtype.itemsize == 2 else BACKENDS[name].plan(problem).precision
     size, output = ("x".join(map(str, sizes)) for sizes in (shape, problem.output_shape))
     declined = [f"{other}: declined, {reason}" for other, reason in reasons.items()]
     return "\n".join([f"{name}: serves {size} -> {output} on {problem.device} in {precision}", *declined])

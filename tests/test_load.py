@@ -154,6 +154,7 @@ CACHES = {
     "numba_impl.backends.composite.elementwise.build": "the kernels of the process",
     "numba_impl.backends.composite.channel_sum.build": "the kernels of the process",
     "numba_impl.backends.tiled.kernel.build": "the kernels of the process",
+    "numba_impl.backends.tiled.weights.build": "the kernels of the process",
     "numba_impl.backends.hopper.kernel.build": "the kernels of the process",
     "numba_impl.backends.hopper.weights.build": "the kernels of the process",
 }

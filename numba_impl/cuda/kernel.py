@@ -152,8 +152,9 @@ class Launch:
 
 
 def _flat_array(tensor):
-    """NumPy's of a dense tensor, in the order of memory; floats of 16 bits as integers, as kernels take them."""
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    """NumPy's of the memory from a tensor's first element to its last; floats of 16 bits as integers, as kernels take them."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    flat = tensor.detach().as_strided((extent,), (1,))
     return (flat.view(torch.int16) if flat.itemsize == 2 else flat).numpy()
 
 

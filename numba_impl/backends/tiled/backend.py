@@ -1,5 +1,6 @@
-"""CUDA: the tiled kernel, in strict fp32, with a tile chosen for the problem."""
+"""CUDA: the tiled kernel, with sums in strict fp32, and a tile chosen for the problem."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -7,13 +8,13 @@ import torch
 from numba_impl import gpu
 from numba_impl.backends.base import FORMATS, LAYER, Backend, Plan, why_not_kernel
 from numba_impl.backends.tiled import cost
+from numba_impl.backends.tiled.form import form_of, staged
 from numba_impl.backends.tiled.tile import Tile
-from numba_impl.backends.tiled.weights import packer
 from numba_impl.problem import Problem
 
 
 def why_not(problem: Problem) -> str:
-    if reason := why_not_kernel(problem, LAYER, dtypes=(torch.float32,)):
+    if reason := why_not_kernel(problem, LAYER):
         return reason
     tile = tile_for(problem)
     if tile is None:
@@ -26,23 +27,26 @@ def cycles(problem: Problem) -> float:
 
 
 def plan(problem: Problem) -> Plan:
-    tile = tile_for(problem)
-    fill, pack = filler(problem, tile), packer(problem.geometry, tile)
-    shape, dtype, device = problem.output_shape, problem.dtype, problem.device
+    fill, shape, memory_format = filler(problem, tile_for(problem)), problem.output_shape, FORMATS[problem.format]
+    new = functools.partial(torch.empty, shape, dtype=problem.dtype, device=problem.device, memory_format=memory_format)
+    of_x = FORMATS[problem.x.format]
 
-    def run(x, weight, bias, *gy_and_constants):
-        *gy, constants = gy_and_constants
-        out = torch.empty(shape, dtype=dtype, device=device)
-        bias = None if bias is None else bias.contiguous()
-        fill(x.contiguous(), pack(weight), bias, [g.contiguous() for g in gy], out, constants)
-        return out.contiguous(memory_format=FORMATS[problem.format])
+    def forward(x, weight, bias, constants):
+        out = new()
+        fill(x.contiguous(memory_format=of_x), weight, bias, (), out, constants)
+        return out
 
-    return Plan(problem, run)
+    def pre_gradient(x, weight, bias, gy, constants):
+        out = new()
+        fill(x.contiguous(memory_format=of_x), weight, bias, (gy.contiguous(memory_format=memory_format),), out, constants)
+        return out
+
+    return Plan(problem, forward if problem.operation == "forward" else pre_gradient)
 
 
 def tile_for(problem: Problem) -> Tile | None:
     """The tile for a problem on its device."""
-    return cost.choose(problem.geometry, problem.size, gpu.of(problem.device))
+    return cost.choose(problem.geometry, problem.size, gpu.of(problem.device), staged(problem))
 
 
 def too_large(problem: Problem, tile: Tile) -> str:
@@ -62,26 +66,31 @@ def too_large(problem: Problem, tile: Tile) -> str:
 def filler(problem: Problem, tile: Tile) -> Callable:
     """A function ``(x, weight, bias, gy, out, constants)`` that fills ``out`` [N, C_out, H_out, W_out] with the kernel of a tile.
 
-    All are contiguous. ``weight`` is what ``packer`` makes of it for this tile, ``bias`` None if the problem has none,
-    ``gy`` a list of the gradient at the output, or empty if the operation takes none.
+    ``x``, ``gy`` and ``out`` are contiguous in their formats, weight and bias of any strides; ``bias`` is None if the problem has
+    none, ``gy`` a tuple of the gradient at the output, or empty if the operation takes none.
     """
     from numba_impl.backends.tiled.kernel import build
+    from numba_impl.backends.tiled.weights import packer
 
     geometry, (_, out_channels, out_height, out_width) = problem.geometry, problem.output_shape
+    form = form_of(problem, tile.packs(geometry))
     *tiles, blocks = tile.grid(geometry, problem.size)
     if not blocks:
         return lambda *arguments: None
     sizes = problem.in_channels, problem.height, problem.width, out_channels, out_height, out_width
     bias_size = 0 if problem.bias is None else out_channels
-    kernel = build(geometry, tile, problem.operation, problem.epilogue)
+    kernel = build(geometry, tile, problem.operation, problem.epilogue, form)
     launch = kernel.prepare(problem.device, blocks, sizes, tuple(tiles), bias_size)
+    arrange = packer(problem, tile) if form.packed else torch.Tensor.contiguous
     # Where they are aligned, outputs may be stored by four, and weights copied by four.
-    wide, whole = out_width % 4 == tile.cols * geometry.cols.stride % 4 == 0, out_channels * geometry.taps % 4 == 0
+    run, of_thread = (out_width, tile.cols * geometry.cols.stride) if form.out_format == "nchw" else (out_channels, tile.channels)
+    wide, aligned = run % 4 == of_thread % 4 == 0, 4 * form.out.itemsize
+    whole = not form.packed and out_channels * geometry.taps % 4 == 0
 
     def fill(x, weight, bias, gy, out, constants):
-        arrays = x, weight, x if bias is None else bias, *gy, out
-        vectors = wide and (arrays[3].data_ptr() | out.data_ptr()) % 16 == 0
-        launch(arrays, (vectors, whole and weight.data_ptr() % 16 == 0), constants)
+        weight, bias = arrange(weight), x if bias is None else bias.contiguous()
+        vectors = wide and out.data_ptr() % aligned == 0 and not (gy and gy[0].data_ptr() % aligned)
+        launch((x, weight, bias, *gy, out), (vectors, whole and weight.data_ptr() % 16 == 0), constants)
 
     return fill
 

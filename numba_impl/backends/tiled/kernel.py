@@ -1,4 +1,4 @@
-"""Transposed convolution, parity-split and tiled, with the epilogue fused; strict fp32.
+"""Transposed convolution, parity-split and tiled, with the epilogue fused; sums in strict fp32.
 
 A block computes some output channels of a rectangle of cells (see ``problem``). It walks the input
 channels in stages: the next stage's pixels and weights are copied to one half of shared memory while the
@@ -6,15 +6,21 @@ present one's, in the other half, are multiplied. A thread keeps its sums in reg
 cells and every parity: a pixel or a weight, once loaded, serves many multiply-adds. At the end it activates
 the sums where they are and stores them; no intermediate reaches device memory. The kernel of "pre_gradient"
 is the same but for its end, where it stores the epilogue's gradient at the sums.
+
+Shared memory holds fp32 whatever the operands are. Pixels that are not copied as they are wait in registers while
+a stage is multiplied, and are widened on their way to shared memory.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from numba import cuda, float32, int32, int64
 from numba.cuda import types
 
+from numba_impl.backends.tiled.form import Form
 from numba_impl.backends.tiled.tile import Tile
+from numba_impl.cuda import values
 from numba_impl.cuda.device import device, unroll
 from numba_impl.cuda.kernel import Kernel, built
 from numba_impl.cuda.ptx import copy, maths, memory
@@ -33,6 +39,8 @@ class Part(NamedTuple):
     channel_tile: int
     row: int
     col: int
+    parity: int  # of the rows, where a block has those of one
+    weights: int  # its tile of packed weights
 
 
 class Group(NamedTuple):
@@ -48,8 +56,9 @@ class Corner(NamedTuple):
 
     channel: int
     at: int  # its offset
-    plane: int  # to the same place in the next channel
-    width: int  # to the same place in the next row
+    channel_step: int  # to the same place in the next channel
+    row_step: int
+    col_step: int
     channels_left: int  # from there to the output's end
     rows_left: int
     cols_left: int
@@ -68,27 +77,30 @@ class Copies(NamedTuple):
 
     count: int  # of a thread, a stage
     begin: Callable  # (offsets, thread, part, sizes) -> Source of the first stage; offsets: where in a stage each copy begins
-    request: Callable  # (smem, half, array, source, offsets, thread): start the copies of a stage to a half of shared memory
+    request: Callable  # (smem, half, array, source, offsets, ..., thread): start the copies of a stage to a half of shared memory
+    settle: Callable | None = None  # (smem, half, staged, thread): put there what waits in registers
 
 
 @built
-def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kernel:
+def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue, form: Form) -> Kernel:
     """The kernel for a geometry, a tile and an operation. Its arguments:
 
-    - x, the weight as ``weights.packer`` gives it, the bias, for "pre_gradient" gy, the output: fp32, contiguous;
+    - x, the weight as the form says, the bias, for "pre_gradient" gy, the output, contiguous in their formats;
     - ``sizes``: input channels, height, width, output channels, height, width;
     - ``tiles``: of the grid, along channels, rows and columns;
     - ``bias_size``: values of the bias, 0 for none;
     - ``vectors``: whether outputs, and gy, may be accessed by four; ``whole``: whether weights may be copied so;
     - the epilogue's constants.
     """
-    SUMS = tile.channels, tile.rows * geometry.rows.stride, tile.cols * geometry.cols.stride
-    DEPTH, OUT_COLS = tile.depth, SUMS[2]
-    part_of, group_of, corner_of = _places(geometry, tile)
-    pixels, weights = _pixels(geometry, tile), _weights(geometry, tile)
+    part = tile.part(geometry)
+    SUMS = tile.channels, tile.rows * part.rows.stride, tile.cols * part.cols.stride
+    X, BIAS, OUT = (values.of(dtype).type for dtype in (form.x, form.bias, form.out))
+    DEPTH, LENGTH = tile.depth, SUMS[2] if form.out_format == "nchw" else SUMS[0]
+    part_of, group_of, corner_of = _places(geometry, tile, form)
+    pixels, weights = _pixels(geometry, tile, form), _weights(geometry, tile, form)
     X_COPIES, W_COPIES = pixels.count, weights.count
-    clear, multiply = _products(geometry, tile)
-    finish = _ending(SUMS, operation, epilogue)
+    clear, multiply = _products(part, tile, tile.shared(geometry).places, tile.pixel_stage(geometry), form)
+    finish = _ending(SUMS, operation, epilogue, form)
 
     @device
     def advance(source):
@@ -104,6 +116,7 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
     def compute(x, weight, bias, inputs, out, sizes, tiles, bias_size, vectors, whole, constants):
         smem = cuda.shared.array(0, float32)  # tile.shared(geometry)
         x_offsets, w_offsets = cuda.local.array(X_COPIES, int32), cuda.local.array(W_COPIES, int32)
+        staged = cuda.local.array(X_COPIES, X)
         sums = cuda.local.array(SUMS, float32)
         thread = int32(cuda.threadIdx.x)
         group, part = group_of(thread), part_of(int32(cuda.blockIdx.x), tiles)
@@ -115,11 +128,13 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
         while True:  # no test before the first round: the compiler would set the sums to zero on either side of it
             half = int32(stage & 1)
             if stage < stages:
-                pixels.request(smem, half, x, x_source, x_offsets, thread)
+                pixels.request(smem, half, x, x_source, x_offsets, staged, thread)
                 weights.request(smem, half, weight, w_source, w_offsets, thread, whole)
                 x_source, w_source = advance(x_source), advance(w_source)
             if stage > 0:
                 multiply(smem, int32(1 - half), group, sums)
+            if stage < stages:
+                pixels.settle(smem, half, staged, thread)
             exchange()
             if stage == stages:
                 break
@@ -134,19 +149,19 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue) -> Kern
     else:
 
         def tiled(x, weight, bias, gy, out, sizes, tiles, bias_size, vectors, whole, constants):
-            run = cuda.local.array(OUT_COLS, float32)  # room for a row of gy
+            run = cuda.local.array(LENGTH, float32)  # room for neighbours of gy
             compute(x, weight, bias, (gy, run), out, sizes, tiles, bias_size, vectors, whole, constants)
 
-    arrays = [types.CPointer(types.float32)] * (4 if operation == "forward" else 5)
+    arrays = [types.CPointer(kind) for kind in (X, types.float32, BIAS, *[OUT] * (1 if operation == "forward" else 2))]
     numbers = types.UniTuple(types.int32, 6), types.UniTuple(types.int32, 3), types.int32, types.boolean, types.boolean
     signature = types.void(*arrays, *numbers, types.UniTuple(types.float32, len(epilogue.parameters)))
-    config = epilogue.config(geometry, tile, operation)
+    config = epilogue.config(geometry, tile, operation, form)
     return Kernel(tiled, signature, tile.threads, tile.blocks, config, tile.shared(geometry).bytes)
 
 
-def _places(geometry, tile):
+def _places(geometry, tile, form):
     """(``part_of``, ``group_of``, ``corner_of``): where a block and a thread compute."""
-    COL_GROUPS, CHANNEL_GROUPS = tile.col_groups, tile.channel_groups
+    COL_GROUPS, CHANNEL_GROUPS, PARITIES = tile.col_groups, tile.channel_groups, tile.row_parities(geometry)
     TILE_CHANNELS, TILE_ROWS, TILE_COLS = tile.tile_channels, tile.tile_rows, tile.tile_cols
     CHANNELS, ROWS, COLS, (SH, SW) = tile.channels, tile.rows, tile.cols, geometry.stride
 
@@ -154,9 +169,12 @@ def _places(geometry, tile):
     def part_of(block, tiles):
         channel_tiles, row_tiles, col_tiles = tiles
         channel_tile = int32(block % channel_tiles)  # neighbours share their pixels in L2
-        col = int32(block // channel_tiles % col_tiles * TILE_COLS)
-        row = int32(block // (channel_tiles * col_tiles) % row_tiles * TILE_ROWS)
-        return Part(int64(block // (channel_tiles * col_tiles * row_tiles)), channel_tile, row, col)
+        parity = int32(block // channel_tiles % PARITIES)  # and lines of the output
+        block = int32(block // (channel_tiles * PARITIES))
+        col = int32(block % col_tiles * TILE_COLS)
+        row = int32(block // col_tiles % row_tiles * TILE_ROWS)
+        image = int64(block // (col_tiles * row_tiles))
+        return Part(image, channel_tile, row, col, parity, int32(parity * channel_tiles + channel_tile))
 
     @device
     def group_of(thread):
@@ -164,61 +182,155 @@ def _places(geometry, tile):
         return Group(channel, int32(thread // (COL_GROUPS * CHANNEL_GROUPS)), col)
 
     @device
-    def corner_of(part, group, sizes):
+    def place(part, group, sizes):
+        """(channel, row, column) of the first output, and how many there are from it to the ends."""
         _, _, _, channels, height, width = sizes
         channel = int32(part.channel_tile * TILE_CHANNELS + group.channel * CHANNELS)
-        row, col = int32((part.row + group.row * ROWS) * SH), int32((part.col + group.col * COLS) * SW)
+        row = int32((part.row + group.row * ROWS) * SH + part.parity)
+        col = int32((part.col + group.col * COLS) * SW)
+        rows_left = int32((height - row + PARITIES - 1) // PARITIES) if PARITIES > 1 else int32(height - row)
+        return channel, row, col, int32(channels - channel), rows_left, int32(width - col)
+
+    @device
+    def corner_in_nchw(part, group, sizes):
+        channels, height, width = sizes[3], sizes[4], sizes[5]
+        channel, row, col, channels_left, rows_left, cols_left = place(part, group, sizes)
         at = ((part.image * channels + channel) * height + row) * width + col
-        left = int32(channels - channel), int32(height - row), int32(width - col)
-        return Corner(channel, at, int64(height) * width, width, *left)
+        steps = int64(height) * width, int32(width * PARITIES), int32(1)
+        return Corner(channel, at, *steps, channels_left, rows_left, cols_left)
 
-    return part_of, group_of, corner_of
+    @device
+    def corner_in_nhwc(part, group, sizes):
+        channels, height, width = sizes[3], sizes[4], sizes[5]
+        channel, row, col, channels_left, rows_left, cols_left = place(part, group, sizes)
+        at = ((part.image * height + row) * width + col) * channels + channel
+        steps = int32(1), int64(width * PARITIES) * channels, int32(channels)
+        return Corner(channel, at, *steps, channels_left, rows_left, cols_left)
+
+    return part_of, group_of, corner_in_nchw if form.out_format == "nchw" else corner_in_nhwc
 
 
-def _pixels(geometry, tile) -> Copies:
+def _pixels(geometry, tile, form) -> Copies:
     """A value at a time, as rows begin anywhere; zeros outside the image and below the last input channel."""
     DEPTH, ROWS, COLS = tile.pixel_stage(geometry)
     THREADS, STAGE = tile.threads, DEPTH * ROWS * COLS
     AT, HALF = _values(tile.shared(geometry).places.pixels)
-    FIRST_ROW, FIRST_COL = geometry.rows.first_shift, geometry.cols.first_shift
+    part, SH, PH = tile.part(geometry), geometry.rows.stride, geometry.rows.padding
+    FIRST_ROW, FIRST_COL, SPLIT = part.rows.first_shift, part.cols.first_shift, tile.row_parity
     COPIES = -(-STAGE // THREADS)
+    order = (_in_nchw if form.x_format == "nchw" else _in_nhwc)(DEPTH, ROWS, COLS, THREADS)
+    locate_value, is_live, target, begin_at = order
+    ELEMENT, widen = values.of(form.x).type, values.of(form.x).widen
+    rounds = values.of(torch.float32 if form.x == form.out else form.out).round
 
     @device
-    def locate(i, offsets, thread, row, col, height, width):
-        e = thread + i * THREADS
-        r, c = row + e // COLS % ROWS, col + e % COLS
-        offset = (e // (COLS * ROWS) * height + r) * width + c
-        inside = 0 <= r and r < height and 0 <= c and c < width and e < STAGE and offset < OUTSIDE
+    def locate(i, offsets, thread, row, col, channels, height, width):
+        r, c, offset = locate_value(i, thread, row, col, channels, height, width)
+        inside = 0 <= r and r < height and 0 <= c and c < width and i * THREADS + thread < STAGE and offset < OUTSIDE
         offsets[i] = int32(offset) if inside else int32(OUTSIDE)
 
     @device
-    def request_one(i, smem, to, x, base, left, offsets, thread):
+    def copy_one(i, smem, to, x, base, left, offsets, staged, thread):
         if (i + 1) * THREADS <= STAGE or i * THREADS + thread < STAGE:
-            copy.start_or_zero(smem, to + i * THREADS + thread, x, base, offsets[i], 1, offsets[i] < left)
+            copy.start_or_zero(smem, to + target(i, thread), x, base, offsets[i], 1, is_live(thread, offsets[i], left))
 
-    locate_all, request_all = unroll(COPIES, locate), unroll(COPIES, request_one)
+    @device
+    def load_one(i, smem, to, x, base, left, offsets, staged, thread):
+        staged[i] = memory.load(x, base + offsets[i]) if is_live(thread, offsets[i], left) else ELEMENT(0)
+
+    @device
+    def settle_one(i, smem, to, staged, thread):
+        if (i + 1) * THREADS <= STAGE or i * THREADS + thread < STAGE:
+            memory.store(smem, to + target(i, thread), rounds(widen(staged[i])))
+
+    locate_all = unroll(COPIES, locate)
+    request_all, settle_all = unroll(COPIES, load_one if form.staged else copy_one), unroll(COPIES * form.staged, settle_one)
 
     @device
     def begin(offsets, thread, part, sizes):
         channels, height, width, _, _, _ = sizes
-        locate_all(offsets, thread, int32(part.row + FIRST_ROW), int32(part.col + FIRST_COL), height, width)
-        size = int32(channels * height * width)
-        return Source(part.image * channels * height * width, size, int32(DEPTH * height * width))
+        lift = int32(0)
+        if SPLIT:  # the shift of the parity's first tap
+            lift = int32((PH - (part.parity + PH) % SH + SH - 1) // SH)
+        first_row, first_col = int32(part.row + FIRST_ROW + lift), int32(part.col + FIRST_COL)
+        locate_all(offsets, thread, first_row, first_col, channels, height, width)
+        return begin_at(part.image, channels, height, width)
 
     @device
-    def request(smem, half, x, source, offsets, thread):
-        request_all(smem, int32(AT + half * HALF), x, source.base, source.left, offsets, thread)
+    def request(smem, half, x, source, offsets, staged, thread):
+        request_all(smem, int32(AT + half * HALF), x, source.base, source.left, offsets, staged, thread)
 
-    return Copies(COPIES, begin, request)
+    @device
+    def settle(smem, half, staged, thread):
+        settle_all(smem, int32(AT + half * HALF), staged, thread)
+
+    return Copies(COPIES, begin, request, settle)
 
 
-def _weights(geometry, tile) -> Copies:
+def _in_nchw(depth, rows, cols, threads):
+    """How a stage of [depth, rows, cols] pixels is copied from an NCHW tensor, neighbours of a row by neighbouring threads.
+
+    (``locate_value``, ``is_live``, ``target``, ``begin_at``): for the i-th value of a thread its row and column in the image, and
+    its offset from the stage's base; whether it is in the image and of a channel that there is, from its offset and from
+    what is left; where in the stage it belongs; the first stage's ``Source``.
+    """
+    DEPTH, ROWS, COLS, THREADS = depth, rows, cols, threads
+
+    @device
+    def locate_value(i, thread, row, col, channels, height, width):
+        e = thread + i * THREADS
+        r, c = row + e // COLS % ROWS, col + e % COLS
+        return r, c, (e // (COLS * ROWS) * height + r) * width + c
+
+    @device
+    def is_live(thread, offset, left):
+        return offset < left  # of the image's values
+
+    @device
+    def target(i, thread):
+        return i * THREADS + thread
+
+    @device
+    def begin_at(image, channels, height, width):
+        return Source(image * channels * height * width, int32(channels * height * width), int32(DEPTH * height * width))
+
+    return locate_value, is_live, target, begin_at
+
+
+def _in_nhwc(depth, rows, cols, threads):
+    """``_in_nchw`` from an NHWC tensor, neighbouring channels by neighbouring threads: a thread copies one of each stage."""
+    if threads % depth:
+        raise ValueError(f"threads must be a multiple of depth, got {threads} and {depth}")
+    DEPTH, PLANE, COLS, PIXELS = depth, rows * cols, cols, threads // depth
+
+    @device
+    def locate_value(i, thread, row, col, channels, height, width):
+        pixel = thread // DEPTH + i * PIXELS
+        r, c = row + pixel // COLS, col + pixel % COLS
+        return r, c, (r * width + c) * channels + thread % DEPTH
+
+    @device
+    def is_live(thread, offset, left):
+        return offset != OUTSIDE and thread % DEPTH < left  # of the channels
+
+    @device
+    def target(i, thread):
+        return thread % DEPTH * PLANE + thread // DEPTH + i * PIXELS
+
+    @device
+    def begin_at(image, channels, height, width):
+        return Source(image * channels * height * width, int32(channels), int32(DEPTH))
+
+    return locate_value, is_live, target, begin_at
+
+
+def _weights(geometry, tile, form) -> Copies:
     """Four values at a time: packed weights as they lie, others by rows of an input channel.
 
     Below the last input channel others become zeros, and beyond the last output channel whatever comes: no sum of it is stored.
     """
-    THREADS, DEPTH, PACKED = tile.threads, tile.depth, tile.packs(geometry)
-    TAPS, ROW = geometry.taps, geometry.taps * tile.tile_channels
+    THREADS, PACKED = tile.threads, form.packed
+    (DEPTH, ROW), TAPS = tile.weight_stage(geometry), geometry.taps
     STAGE = DEPTH * ROW
     AT, HALF = _values(tile.shared(geometry).places.weights)
     COPIES = -(-STAGE // (4 * THREADS))
@@ -247,7 +359,7 @@ def _weights(geometry, tile) -> Copies:
         in_channels, _, _, out_channels, _, _ = sizes
         if PACKED:
             stages = int32((in_channels + DEPTH - 1) // DEPTH)
-            return Source(int64(part.channel_tile) * stages * STAGE, int32(0), int32(STAGE))
+            return Source(int64(part.weights) * stages * STAGE, int32(0), int32(STAGE))
         row, first = int32(out_channels * TAPS), int32(part.channel_tile * ROW)
         locate_all(offsets, thread, row)
         return Source(int64(first), int32(in_channels * row - first), int32(DEPTH * row))
@@ -259,15 +371,15 @@ def _weights(geometry, tile) -> Copies:
     return Copies(COPIES, begin, request)
 
 
-def _products(geometry, tile):
-    """(``clear``, ``multiply``): a thread's sums begin at zero, and get the products of a stage."""
+def _products(geometry, tile, places, pixel_stage, form):
+    """(``clear``, ``multiply``): a thread's sums begin at zero, and get the products of a stage. ``geometry``: of a block."""
     CHANNELS, ROWS, COLS, STEPS, UNROLL = tile.channels, tile.rows, tile.cols, tile.depth // tile.unroll, tile.unroll
     (SH, SW), (PH, PW), (_, KW), TAPS = geometry.stride, geometry.padding, geometry.kernel_size, geometry.taps
     FIRST_ROW, FIRST_COL = geometry.rows.first_shift, geometry.cols.first_shift
-    (X_AT, X_HALF), (W_AT, W_HALF) = map(_values, tile.shared(geometry).places)
-    _, X_ROWS, X_COLS = tile.pixel_stage(geometry)
+    (X_AT, X_HALF), (W_AT, W_HALF) = map(_values, places)
+    _, X_ROWS, X_COLS = pixel_stage
     W_ROW = TAPS * tile.tile_channels
-    TAP_STEP, CHANNEL_STEP = (tile.tile_channels, 1) if tile.packs(geometry) else (1, TAPS)  # from a weight to the next
+    TAP_STEP, CHANNEL_STEP = (tile.tile_channels, 1) if form.packed else (1, TAPS)  # from a weight to the next
     REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
     X_VECTORS = REG_COLS // 4 if COLS % 4 == 0 else 0
     W_VECTORS = CHANNELS // 4 if CHANNELS % 4 == 0 else 0
@@ -324,63 +436,82 @@ def _products(geometry, tile):
     return unroll(CHANNELS, clear), multiply
 
 
-def _ending(shape, operation, epilogue):
-    """``finish``: a thread's sums get their bias, become the outputs or the gradients at the sums, and are stored."""
+def _ending(shape, operation, epilogue, form):
+    """``finish``: a thread's sums get their bias, become the outputs or the gradients at the sums, and are stored.
+
+    In runs of neighbours in memory: columns of a row in NCHW, channels of a pixel in NHWC.
+    """
     CHANNELS, ROWS, COLS = shape
+    BY_ROWS = form.out_format == "nchw"
+    RUNS, LENGTH = (CHANNELS * ROWS, COLS) if BY_ROWS else (ROWS * COLS, CHANNELS)
+    widen_bias, round_bias = values.of(form.bias).widen, values.of(form.out).round
+    widen, narrow = values.of(form.out).widen, values.of(form.out).narrow
+
+    @device
+    def place(i, m):
+        """(channel, row, column) of a thread's sum: the m-th of the i-th run."""
+        if BY_ROWS:
+            return i // ROWS, i % ROWS, m
+        return m, i // COLS, i % COLS
 
     if operation == "forward":
         activate = epilogue.build_forward(OPERATIONS)
 
         @device
-        def finish_row(k, row, sums, inputs, at, left, vectors, constants):
-            for m in range(COLS):
-                sums[k, row, m] = activate(sums[k, row, m], constants)
+        def finish_run(i, sums, inputs, at, left, vectors, constants):
+            for m in range(LENGTH):
+                sums[place(i, m)] = activate(sums[place(i, m)], constants)
     else:
         gradient = epilogue.build_gradient(OPERATIONS)
 
         @device
-        def finish_row(k, row, sums, inputs, at, left, vectors, constants):
+        def finish_run(i, sums, inputs, at, left, vectors, constants):
             gy, run = inputs
             if vectors:
-                for m in range(0, COLS, 4):
+                for m in range(0, LENGTH, 4):
                     if m < left:
-                        run[m], run[m + 1], run[m + 2], run[m + 3] = memory.load(gy, at + m, 4)
+                        a, b, c, d = memory.load(gy, at + m, 4)
+                        run[m], run[m + 1], run[m + 2], run[m + 3] = widen(a), widen(b), widen(c), widen(d)
             else:
-                for m in range(COLS):
+                for m in range(LENGTH):
                     if m < left:
-                        run[m] = memory.load(gy, at + m)
-            for m in range(COLS):
-                sums[k, row, m] = gradient(sums[k, row, m], run[m], constants)
+                        run[m] = widen(memory.load(gy, at + m))
+            for m in range(LENGTH):
+                sums[place(i, m)] = gradient(sums[place(i, m)], run[m], constants)
 
     @device
-    def store_row(k, row, sums, out, at, left, vectors):
+    def store_run(i, sums, out, at, left, vectors):
         if vectors:
-            for m in range(0, COLS, 4):
+            for m in range(0, LENGTH, 4):
                 if m < left:
-                    memory.store(out, at + m, (sums[k, row, m], sums[k, row, m + 1], sums[k, row, m + 2], sums[k, row, m + 3]))
+                    a, b, c, d = sums[place(i, m)], sums[place(i, m + 1)], sums[place(i, m + 2)], sums[place(i, m + 3)]
+                    memory.store(out, at + m, (narrow(a), narrow(b), narrow(c), narrow(d)))
         else:
-            for m in range(COLS):
+            for m in range(LENGTH):
                 if m < left:
-                    out[at + m] = sums[k, row, m]
+                    out[at + m] = narrow(sums[place(i, m)])
 
     @device
-    def end_row(i, sums, biases, inputs, out, corner, vectors, constants):
-        k, row = i // ROWS, i % ROWS
-        if k < corner.channels_left and row < corner.rows_left:
-            at = corner.at + k * corner.plane + row * corner.width
-            for m in range(COLS):
-                sums[k, row, m] += biases[k]
-            finish_row(k, row, sums, inputs, at, corner.cols_left, vectors, constants)
-            store_row(k, row, sums, out, at, corner.cols_left, vectors)
+    def end_run(i, sums, biases, inputs, out, corner, vectors, constants):
+        k, row, col = place(i, 0)
+        if k < corner.channels_left and row < corner.rows_left and col < corner.cols_left:
+            at = corner.at + k * corner.channel_step + row * corner.row_step + col * corner.col_step
+            left = corner.cols_left if BY_ROWS else corner.channels_left
+            for m in range(LENGTH):
+                sums[place(i, m)] += biases[place(i, m)[0]]
+            finish_run(i, sums, inputs, at, left, vectors, constants)
+            store_run(i, sums, out, at, left, vectors)
 
-    end_rows = unroll(CHANNELS * ROWS, end_row)
+    end_runs = unroll(RUNS, end_run)
 
     @device
     def finish(sums, bias, bias_size, inputs, out, corner, vectors, constants):
         biases = cuda.local.array(CHANNELS, float32)
         for k in range(CHANNELS):
-            biases[k] = bias[corner.channel + k] if corner.channel + k < bias_size else float32(0)
-        end_rows(sums, biases, inputs, out, corner, vectors, constants)
+            biases[k] = float32(0)
+            if corner.channel + k < bias_size:
+                biases[k] = round_bias(widen_bias(bias[corner.channel + k]))
+        end_runs(sums, biases, inputs, out, corner, vectors, constants)
 
     return finish
 

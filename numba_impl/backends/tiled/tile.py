@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numba_impl.cuda.shared import Field, Layout
-from numba_impl.problem import Geometry
+from numba_impl.problem import Axis, Geometry
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Tile:
     A thread: ``channels`` output channels of ``rows`` x ``cols`` cells, every parity. A block:
     ``channel_groups`` x ``row_groups`` x ``col_groups`` threads. A stage: ``depth`` input channels,
     multiplied ``unroll`` at a time in straight-line code. A multiprocessor shall hold ``blocks``.
+    With ``row_parity`` a block computes the rows of one parity alone, a cell row for each: large kernels' code stays short.
     """
 
     channels: int
@@ -26,12 +27,11 @@ class Tile:
     depth: int = 8
     blocks: int = 2
     unroll: int = 1
+    row_parity: bool = False
 
     def __post_init__(self):
         if self.depth % self.unroll:
             raise ValueError(f"depth must be a multiple of unroll, got {self.depth} and {self.unroll}")
-        if self.tile_channels % 4:
-            raise ValueError(f"channels * channel_groups must be a multiple of 4, got {self.tile_channels}")
 
     @property
     def threads(self) -> int:
@@ -49,33 +49,54 @@ class Tile:
     def tile_cols(self) -> int:
         return self.cols * self.col_groups
 
+    def row_parities(self, geometry: Geometry) -> int:
+        """Parts of the grid along the parities of rows."""
+        return geometry.rows.stride if self.row_parity else 1
+
+    def part(self, geometry: Geometry) -> Geometry:
+        """What a block computes: all of a geometry, or the rows of one parity, as if they were all: of stride 1.
+
+        The taps of parity a are ``(a + padding) % stride`` and every ``stride`` further; where the last is beyond the kernel,
+        its weights are zeros. They meet the pixels of ``part``, moved by ``Axis.shifts`` of the first of them.
+        """
+        rows = geometry.rows
+        return Geometry(Axis(-(-rows.kernel_size // rows.stride), 1, 0, 0), geometry.cols) if self.row_parity else geometry
+
     def packs(self, geometry: Geometry) -> bool:
-        """Whether the kernel takes packed weights (``weights.pack``): where vectors of a thread's channels are to be loaded, or
-        where the weights of neighbouring threads, an even number of taps apart, would lie in the same bank of shared memory."""
-        return self.channels % 4 == 0 or geometry.taps % 2 == 0
+        """Whether the kernel needs packed weights: where vectors of a thread's channels are to be loaded, where the weights of
+        neighbouring threads, an even number of taps apart, would lie in the same bank of shared memory, where an input channel's
+        are no whole vectors, or where they are not all of the kernel's."""
+        return self.channels % 4 == 0 or geometry.taps % 2 == 0 or self.tile_channels % 4 != 0 or self.row_parity
 
     def pixel_stage(self, geometry: Geometry) -> tuple[int, int, int]:
         """Shape of a stage of x in shared memory: [depth, rows, columns rounded up to 16 bytes]."""
-        height = self.tile_rows + geometry.rows.reach
-        width = self.tile_cols + geometry.cols.reach
+        part = self.part(geometry)
+        height = self.tile_rows + part.rows.reach
+        width = self.tile_cols + part.cols.reach
         return self.depth, height, -(-width // 4) * 4
 
-    def weight_stage(self, geometry: Geometry) -> tuple[int, int, int]:
-        """Shape of a stage of weights: [depth, taps, tile_channels] if they are packed, else [depth, tile_channels, taps]."""
-        taps, channels = geometry.taps, self.tile_channels
-        return (self.depth, taps, channels) if self.packs(geometry) else (self.depth, channels, taps)
+    def weight_stage(self, geometry: Geometry) -> tuple[int, int]:
+        """Shape of a stage of weights: [depth, values]; those are [taps, tile_channels] if packed, else [tile_channels, taps].
+
+        Raises ValueError where it is no multiple of 16 bytes.
+        """
+        values = self.part(geometry).taps * self.tile_channels
+        if self.depth * values % 4:
+            raise ValueError(f"a stage must have a multiple of 4 weights, got {self.depth} times {values}")
+        return self.depth, values
 
     def shared(self, geometry: Geometry) -> Layout:
-        """Shared memory: two stages of pixels and of weights."""
+        """Shared memory: two stages of pixels and of weights, in fp32 whatever the operands are."""
         return Layout(
             Field("pixels", (2, *self.pixel_stage(geometry)), np.float32, align=16),
             Field("weights", (2, *self.weight_stage(geometry)), np.float32, align=16),
         )
 
     def grid(self, geometry: Geometry, size) -> tuple[int, int, int, int]:
-        """(channel tiles, row tiles, column tiles, blocks) for a ``Problem.size``."""
+        """(channel tiles, row tiles, column tiles, blocks) for a ``Problem.size``; the blocks of each row parity, too."""
         batch, _, out_channels, height, width = size
         channel_tiles = -(-out_channels // self.tile_channels)
         row_tiles = -(-geometry.rows.cells(height) // self.tile_rows)
         col_tiles = -(-geometry.cols.cells(width) // self.tile_cols)
-        return channel_tiles, row_tiles, col_tiles, batch * channel_tiles * row_tiles * col_tiles
+        blocks = batch * channel_tiles * row_tiles * col_tiles * self.row_parities(geometry)
+        return channel_tiles, row_tiles, col_tiles, blocks

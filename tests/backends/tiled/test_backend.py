@@ -48,7 +48,7 @@ def as_on_a_gpu(monkeypatch):
     ("case", "reason"),
     [
         (LAYER, ""),
-        (Case((1, 8, 64, 64), 8, 31, 16, 0), "no tile holds the sums of Geometry"),
+        (Case((1, 8, 64, 64), 8, 31, 1, 0), "no tile holds the sums of Geometry"),
         (Case((1, 2, 2**15, 2**15), 8, 3, 1, 1), "an image has 2^31 values or more"),
         (Case((1, 1, 1, 2**30), 8, 3, (1, 2), 1, (0, 1)), "an output has 2^31 channels, rows or columns, or more"),
         (Case((2**31 - 1, 1, 1, 1), 200, 3, 2, 1, 1), "it would take 2^31 blocks or more"),
@@ -62,10 +62,11 @@ def test_what_it_declines(case, reason):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_it_serves_the_layer_alone_in_fp32():
+def test_it_serves_the_layer_alone():
     assert backend.why_not(problem(LAYER, "cuda", operation="activate")) == (
         "it is for forward and pre_gradient alone, not activate"
     )
-    assert backend.why_not(problem(LAYER, "cuda", dtype=torch.float16)) == "x is torch.float16, not torch.float32"
+    assert backend.why_not(problem(LAYER, "cuda", dtype=torch.float64)).startswith("x is torch.float64, not torch.float32 or")
+    assert backend.why_not(problem(LAYER, "cuda", dtype=torch.float16)) == ""
     assert backend.why_not(problem(LAYER, "cuda", torch_only="a reason")) == "a reason"
     assert backend.plan(problem(LAYER, "cuda", permitted="tf32")).precision == "fp32"
