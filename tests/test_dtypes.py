@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from model_numba import ModelNumba
+from model_numba import ModelNumba, Plain
 from numba_impl import convolution, dispatch, functional, mish_add_hardtanh_scale
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.epilogue import Constants
 from numba_impl.oracle import Gradients, check_epilogue, check_layer, clear_of_edges
 from tests.cases import USUAL, VIEWS, Case, apply, eager, every_backend, every_device
+from tests.test_autograd import compiling
 
 FLOAT32, BFLOAT16, FLOAT16 = torch.float32, torch.bfloat16, torch.float16
 CONSTANTS = Constants(-0.5, 2.0)
@@ -230,3 +231,64 @@ def test_special_values(value, dtype, device, backend):
     if plan.backend in ("reference", "composite"):
         return  # torch's convolution decides
     check_layer(apply(*tensors, USUAL, backend=backend), *tensors, USUAL.geometry, CONSTANTS)
+
+
+@compiling
+@every_device
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled(autocast, layout, device):
+    """The compiled layer between other operations: values, dtypes and strides are those of the layer called."""
+    torch._dynamo.reset()
+    model = ModelNumba(6, 5, 3, 2, 1, 1, -0.5, 2.0).to(device)
+    x = VIEWS[layout](torch.randn(USUAL.x, device=device))
+    if not autocast:
+        model, x = model.bfloat16(), x.bfloat16()
+    results = []
+    for function in (lambda x: model(x + 0) * 1, torch.compile(lambda x: model(x + 0) * 1, backend="aot_eager", fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        with under(device, enabled=autocast):
+            y = function(leaf)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), [leaf, *model.parameters()])])
+    for got, want in zip(*results, strict=True):
+        assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+        torch.testing.assert_close(got, want)
+
+
+@compiling
+@every_device
+def test_exported_under_autocast(device):
+    """The program keeps autocast's dtype, whatever is on when it runs."""
+    model, x = ModelNumba(6, 5, 3, 2, 1, 1, -0.5, 2.0).to(device), torch.randn(USUAL.x, device=device)
+    with under(device), torch.no_grad():
+        want, program = model(x), torch.export.export(model, (x,))
+    with torch.no_grad():
+        assert torch.equal(program.module()(x), want)
+        with under(device, FLOAT16):
+            assert program.module()(x).dtype == BFLOAT16
+        plain = torch.export.export(model, (x,))
+        with under(device):
+            assert plain.module()(x).dtype == FLOAT32
+
+
+@every_device
+def test_training_with_a_gradient_scaler(device):
+    """Under autocast in fp16: the loss falls as eager's does."""
+    torch.manual_seed(0)
+    first = nn.ConvTranspose2d(6, 5, 3, 2, 1, 1, device=device)
+    x, target = torch.randn(USUAL.x, device=device), torch.rand(USUAL.output_shape, device=device)
+    losses = []
+    for kind in ModelNumba.from_conv, Plain:
+        model = kind(copy.deepcopy(first), -0.5, 2.0)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05), torch.amp.GradScaler(device, init_scale=2.0**12)
+        for _ in range(20):
+            optimizer.zero_grad()
+            with under(device, FLOAT16):
+                error = (model(x).float() - target).square().mean()
+            scaler.scale(error).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(error.item())
+    ours, theirs = losses[:20], losses[20:]
+    assert ours[-1] < 0.99 * ours[0]
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-2, atol=1e-3)
