@@ -22,7 +22,8 @@ pytest.register_assert_rewrite("tests.cases", "tests.cuda.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes
-POISON = {torch.float32: math.nan, torch.int32: 2**31 - 1}  # the bits of two NaNs of fp16
+POISON = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), math.nan)
+POISON |= {torch.int32: 0x7FFF7FFF, torch.int16: 0x7FFF}  # the bits of NaNs of fp16 and bf16
 
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
