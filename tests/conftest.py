@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import settings
+from torch.nn import functional as F
 
 from numba_impl import dispatch
 
@@ -114,6 +115,19 @@ def whole_gpu():
 def kernel_device():
     """Where kernel tests keep their tensors: the simulator's device memory is the CPU's."""
     return "cpu" if SIMULATED else "cuda"
+
+
+@pytest.fixture
+def torch_rounds_once(monkeypatch):
+    """Torch's convolutions of 16 bits on a CPU, which round every tap's sum, as cuDNN's are, which round the result."""
+    plain = F.conv_transpose2d
+
+    def rounded_once(x, *others):
+        if x.device.type == "cpu" and x.dtype.itemsize == 2:
+            return plain(x.float(), *(t.float() if isinstance(t, torch.Tensor) else t for t in others)).to(x.dtype)
+        return plain(x, *others)
+
+    monkeypatch.setattr(F, "conv_transpose2d", rounded_once)
 
 
 @pytest.fixture
