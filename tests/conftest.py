@@ -17,7 +17,7 @@ import torch
 from hypothesis import settings
 from torch.nn import functional as F
 
-from numba_impl import dispatch
+from numba_impl import convolution, dispatch
 
 pytest.register_assert_rewrite("tests.cases", "tests.cuda.intrinsics")
 
@@ -123,9 +123,11 @@ def torch_rounds_once(monkeypatch):
     plain = F.conv_transpose2d
 
     def rounded_once(x, *others):
-        if x.device.type == "cpu" and x.dtype.itemsize == 2:
-            return plain(x.float(), *(t.float() if isinstance(t, torch.Tensor) else t for t in others)).to(x.dtype)
-        return plain(x, *others)
+        dtype = x.dtype if x.dtype == torch.float64 else convolution.autocast(x.device) or x.dtype
+        if x.device.type != "cpu" or dtype.itemsize != 2:
+            return plain(x, *others)
+        with torch.autocast("cpu", enabled=False):
+            return plain(*(t.to(dtype).float() if isinstance(t, torch.Tensor) else t for t in (x, *others))).to(dtype)
 
     monkeypatch.setattr(F, "conv_transpose2d", rounded_once)
 
