@@ -81,7 +81,8 @@ def test_a_short_run_in_the_simulator(backend, seed, monkeypatch, capsys):
     """The kernels behind the layer, forward and backward, as if the CPU were a GPU that runs them."""
     monkeypatch.setattr(gpu, "why_no_kernels", lambda device: "")
     monkeypatch.setattr(tiled, "tile_for", lambda problem: Tile(4, 2, 4, channel_groups=2, row_groups=1, col_groups=2, depth=2))
-    monkeypatch.setattr(channel_sum, "BLOCKS", 1)
+    for name, value in {"THREADS": 8, "PIECE": 128, "BLOCKS": 1, "build": channel_sum.build.__wrapped__}.items():
+        monkeypatch.setattr(channel_sum, name, value)
     monkeypatch.setitem(REACH, "cpu", {name: REACH["cuda"][name] for name in ("tiled", "composite", "reference")})
     monkeypatch.setattr(strategies, "of_any_kind", lambda device, backend: small_layers("any", device))
     monkeypatch.setattr(strategies, "sizes", lambda *arguments, sizes=strategies.sizes: sizes(*arguments[:-1], "cuda"))
