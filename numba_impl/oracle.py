@@ -19,7 +19,7 @@ as cuDNN's (Winograd, FFT): the same of an image; they spread NaN and infinities
 *16 bits.* Operands are exact as they are (autocast's are to be cast before), sums and the epilogue are fp32's: a result is any
 that rounding to its dtype makes of what would be right in fp32. ``between`` is the dtype to which the pre-activation was rounded
 on its way to the epilogue, by torch's convolution; half a unit in its last place is one error more. A gradient adds up
-pre-gradients that were rounded, independently, and is rounded itself.
+pre-gradients that were rounded, independently, and is rounded itself; where either may overflow, any is right.
 
 *Epilogue* (this and the next are of mish_add_hardtanh_scale alone; another has bounds of its own). It maps the interval
 of the pre-activation, widened by its own rounding: |z| u of mish where z < 0, since the argument of exp2 is rounded, and 8 u;
@@ -232,13 +232,17 @@ class Gradients(NamedTuple):
         return cls(*zip(*bounds))
 
     def check(self, gradients) -> Errors:
-        """Raises Wrong unless (of x, of weight, of bias), None where not asked for, are these; the worst errors of any."""
+        """Raises Wrong unless (of x, of weight, of bias), None where not asked for, are these; the worst errors of any.
+
+        They are of any dtype, which a leaf may have that autocast casts.
+        """
         found = [Errors(0.0, 0.0)]
         for name, got, want, error in zip(("x", "weight", "bias"), gradients, self.values, self.errors):
             if got is not None:
                 _require_like(got, want.shape, got.dtype)
-                difference = (got.double() - want).abs()
-                _require((difference <= error) | ~error.isfinite(), got, want, error, {}, f" of the gradient of {name}")
+                difference, bound = (got.double() - want).abs(), error + _half_unit(want, got.dtype)
+                anything = ~bound.isfinite() | (want.abs() + bound > torch.finfo(got.dtype).max)
+                _require((difference <= bound) | anything, got, want, bound, {}, f" of the gradient of {name}")
                 found.append(Errors(_largest(difference), (difference.norm() / want.norm()).item() if want.any() else 0.0))
         return Errors(*map(max, zip(*found)))
 
@@ -336,7 +340,8 @@ def _summed(x, weight, bias, gy, geometry, constants, precision, reach, between)
     right = PreGradient.of(pre.value, pre.error, gy, constants)
     carried = right.carried + 3 * _half_unit(right.value, gy.dtype)  # five times the root mean square, three times the most
     passed = (right.value != 0) | right.edge
-    fits = pre.value.isfinite() & ~pre.unsure & ~(passed & ((gy.double() * constants.scale).abs() > LARGEST / 4))
+    largest = min(LARGEST / 4, torch.finfo(gy.dtype).max / MISH_SLOPE)
+    fits = pre.value.isfinite() & ~pre.unsure & ~(passed & ((gy.double() * constants.scale).abs() >= largest))
     error = torch.where(passed, right.rounding + right.edge * right.unclamped.abs(), 0)
     error = torch.where(fits.all(), error, math.inf)
     x, weight = x.detach().double(), weight.detach().double()
@@ -355,8 +360,9 @@ def _bound(sums, terms, precision, largest, dtype):
     value, certain, squared, spread = *sums[:3], sums[3].sqrt()
     error = 8 * U * terms**0.5 * spread + (4 * TF32_U * spread if precision == "tf32" else 0)
     error = error.clamp(min=4 * U * terms * largest)
-    error = error + certain + squared.sqrt() + 4 * U * value.abs() + (1 + terms) * LEAST + 2 * _half_unit(value, dtype)
-    return value, error.masked_fill(terms**0.5 * spread + certain > LARGEST / 4, math.inf)
+    error = error + certain + squared.sqrt() + 4 * U * value.abs() + (1 + terms) * LEAST + _half_unit(value, dtype)
+    beyond = (terms**0.5 * spread + certain > LARGEST / 4) | (value.abs() + error > torch.finfo(dtype).max)
+    return value, error.masked_fill(beyond, math.inf)
 
 
 def _require(good, got, want, bound, others, of=""):

@@ -21,8 +21,9 @@ OPEN = Constants(add_value=-0.5, scale=2.0, min_val=float("-inf"), max_val=float
 MET = Constants(add_value=0.125, scale=-0.7, min_val=-0.125, max_val=0.875)
 
 SENTINEL = 12345.678
-# Values on either side of a guarded tensor, and their bits, a NaN's: reading one spoils a result, writing one changes it.
-GUARD, GUARD_BITS = 1024, 0x7FE5A5A5
+# 16-bit words on either side of a guarded tensor, and their bits, a NaN's in fp16, in bf16 and, two of them, in fp32: reading one
+# spoils a result, writing one changes it. And the bits of what has not been written: such a NaN's, but none that GPUs compute.
+GUARD, GUARD_BITS, UNWRITTEN = 2048, 0x7FE5, 0x7FDA
 
 # Environment in which a script, wherever it is, imports what the tests do.
 IMPORTS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
@@ -75,18 +76,18 @@ VIEWS = {
 
 
 class Guarded:
-    """A NaN-filled fp32 ``tensor`` between two guard zones; starts ``offset`` values past 16-byte alignment."""
+    """A NaN-filled ``tensor`` between two guard zones; starts ``offset`` values past 16-byte alignment."""
 
-    def __init__(self, shape, device, offset=0, around=GUARD_BITS):
-        size, self.around = torch.Size(shape).numel(), around
-        memory = torch.full((2 * GUARD + offset + size,), around, dtype=torch.int32, device=device)
-        self.before, values, self.after = memory.split([GUARD + offset, size, GUARD])
-        self.tensor = values.view(torch.float32).fill_(float("nan")).view(shape)
+    def __init__(self, shape, device, offset=0, around=GUARD_BITS, dtype=torch.float32):
+        words, self.around = dtype.itemsize // 2, around
+        sizes = [GUARD + offset * words, torch.Size(shape).numel() * words, GUARD]
+        self.before, values, self.after = torch.full((sum(sizes),), around, dtype=torch.int16, device=device).split(sizes)
+        self.tensor = values.fill_(UNWRITTEN).view(dtype).view(shape)
 
     @classmethod
     def of(cls, values, offset=0, around=GUARD_BITS):
         """With these values, contiguous."""
-        guarded = cls(values.shape, values.device, offset, around)
+        guarded = cls(values.shape, values.device, offset, around, values.dtype)
         guarded.tensor.copy_(values)
         return guarded
 
@@ -143,8 +144,8 @@ def eager(x, module, add_value=-0.5, scale=2.0):
 
 
 def bits(t):
-    """The bits of an fp32 tensor, so that NaN equals itself and zeros have signs."""
-    return t.detach().contiguous().view(torch.int32)
+    """The bits of a tensor of at least 2 bytes a value, so that NaN equals itself and zeros have signs."""
+    return t.detach().contiguous().view(torch.int16 if t.itemsize == 2 else torch.int32)
 
 
 def assert_same(got, want, size=1.0):

@@ -15,14 +15,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import settings
+from torch.nn import functional as F
 
-from numba_impl import dispatch
+from numba_impl import convolution, dispatch
 
 pytest.register_assert_rewrite("tests.cases", "tests.cuda.intrinsics")
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 LARGE = 2**30  # bytes
-POISON = {torch.float32: math.nan, torch.int32: 2**31 - 1}  # the bits of two NaNs of fp16
+POISON = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), math.nan)
+POISON |= {torch.int32: 0x7FFF7FFF, torch.int16: 0x7FFF}  # the bits of NaNs of fp16 and bf16
 
 settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
@@ -113,6 +115,21 @@ def whole_gpu():
 def kernel_device():
     """Where kernel tests keep their tensors: the simulator's device memory is the CPU's."""
     return "cpu" if SIMULATED else "cuda"
+
+
+@pytest.fixture
+def torch_rounds_once(monkeypatch):
+    """Torch's convolutions of 16 bits on a CPU, which round every tap's sum, as cuDNN's are, which round the result."""
+    plain = F.conv_transpose2d
+
+    def rounded_once(x, *others):
+        dtype = x.dtype if x.dtype == torch.float64 else convolution.autocast(x.device) or x.dtype
+        if x.device.type != "cpu" or dtype.itemsize != 2:
+            return plain(x, *others)
+        with torch.autocast("cpu", enabled=False):
+            return plain(*(t.to(dtype).float() if isinstance(t, torch.Tensor) else t for t in (x, *others))).to(dtype)
+
+    monkeypatch.setattr(F, "conv_transpose2d", rounded_once)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import torch
 from numba_impl.cuda import kernel as launch
 from tests import every_kernel
 
-OPERATIONS = "forward", "pre_gradient", "activate"
-KERNELS = {"elementwise activate", "elementwise pre_gradient", "channel_sum", "tiled forward", "tiled pre_gradient"}
+BUILT_FOR = "forward", "pre_gradient", "activate", "bfloat16"
+ELEMENTWISE = {"elementwise activate", "elementwise pre_gradient", "channel_sum"}
+KERNELS = ELEMENTWISE | {f"{name} bfloat16" for name in ELEMENTWISE} | {"tiled forward", "tiled pre_gradient"}
 ON_HOPPER = {"split", "hopper forward", "hopper pre_gradient"}
 
 
@@ -17,7 +18,7 @@ def test_every_kernel_is_launched(monkeypatch):
 
     def record(prepared, *args, **kwargs):
         kernel = prepared._kernel
-        launched.add(" ".join([kernel.function.__name__, *(word for word in OPERATIONS if word in repr(kernel.config))]))
+        launched.add(" ".join([kernel.function.__name__, *(word for word in BUILT_FOR if word in repr(kernel.config))]))
         plain(prepared, *args, **kwargs)
 
     monkeypatch.setattr(launch.Launch, "__call__", record)

@@ -251,3 +251,47 @@ def test_parts_come_to_the_whole(monkeypatch):
     monkeypatch.setattr("numba_impl.oracle.CHUNK", 3 * g[0].numel())
     parts = found()
     torch.testing.assert_close(whole, parts)
+
+
+narrow = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@narrow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_16_bits_are_rounded_as_often_as_is_said(case, dtype):
+    tensors = case.draw(dtype=dtype)
+    z, _ = pre_activation(*tensors, case.geometry)
+    once, twice = (CHAIN.forward(t.double(), OPEN).to(dtype) for t in (z, z.to(dtype)))
+    check_layer(once, *tensors, case.geometry, OPEN)
+    check_layer(twice, *tensors, case.geometry, OPEN, between=dtype)
+    with pytest.raises(Wrong, match="values wrong"):
+        check_layer(twice, *tensors, case.geometry, OPEN)
+    wrong = once.clone()
+    wrong.view(-1)[once.abs().argmax()] *= 1 + 4 * torch.finfo(dtype).eps
+    with pytest.raises(Wrong, match="1 of .* values wrong"):
+        check_layer(wrong, *tensors, case.geometry, OPEN, between=dtype)
+
+
+@narrow
+def test_gradients_of_leaves_that_autocast_casts(dtype):
+    """Of any dtype, and rounded to that, too."""
+    case = CASES[0]
+    x, weight, bias, gy = *case.draw(dtype=dtype), torch.randn(case.output_shape).to(dtype)
+    gy = clear_of_edges(gy, x, weight, bias, case.geometry, OPEN)
+    found = gradients_of(case, OPEN, *(t.float() for t in (x, weight, bias, gy)))
+    bounds = Gradients.of(x, weight, bias, gy, case.geometry, OPEN)
+    for leaves in (torch.float32, torch.bfloat16, torch.float16):
+        bounds.check([g.to(dtype).to(leaves) for g in found])
+    coarse = torch.bfloat16 if dtype == torch.float16 else torch.float8_e4m3fn
+    with pytest.raises(Wrong, match="values of the gradient of x wrong"):
+        bounds.check([g.to(coarse).float() for g in found])
+
+
+@pytest.mark.parametrize(("dtype", "leaves"), [(torch.float16, torch.float32), (torch.bfloat16, torch.float16)], ids=str)
+def test_where_a_gradient_may_overflow_anything_is_right(dtype, leaves):
+    """On its way as fp16, or in the leaf's dtype."""
+    x, weight, bias, gy = (torch.full(shape, 1.0, dtype=dtype) for shape in [(1, 1, 1, 1), (1, 1, 1, 1), (1,), (1, 1, 1, 1)])
+    infinite, geometry = torch.full_like(x, math.inf, dtype=leaves), Case((1, 1, 1, 1), 1, 1).geometry
+    Gradients.of(x, weight, bias, gy, geometry, OPEN._replace(scale=1e5)).check((infinite, None, None))
+    with pytest.raises(Wrong, match="gradient of x wrong"):
+        Gradients.of(x, weight, bias, gy, geometry, OPEN).check((infinite, None, None))

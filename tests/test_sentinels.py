@@ -5,6 +5,7 @@ import torch
 
 from numba_impl import dispatch
 from numba_impl.backends import cpu
+from numba_impl.backends.base import DTYPES
 from numba_impl.backends.composite import channel_sum, elementwise
 from numba_impl.backends.hopper import weights
 from numba_impl.backends.tiled import backend as tiled
@@ -51,7 +52,9 @@ def sums_of_channels(g):
 # What launches a kernel, and what it is given on a device.
 LAUNCHERS = {
     "activation": (activation, lambda device: [torch.randn(37, device=device)]),
+    "activation, bf16": (activation, lambda device: [torch.randn(37, device=device).bfloat16()]),
     "pre-gradient in place": (pre_gradient_in_place, lambda device: torch.randn(2, 37, device=device)),
+    "pre-gradient in place, fp16": (pre_gradient_in_place, lambda device: torch.randn(2, 37, device=device).half()),
     "tiled": (layer_of_tiled, LAYER.draw),
     "tiled, pre-gradient": (
         layer_of_tiled,
@@ -59,6 +62,7 @@ LAUNCHERS = {
     ),
     "split": (split_of_weights, lambda device: [torch.randn(24, 8, 3, 3, device=device)]),
     "channel_sum": (sums_of_channels, lambda device: [torch.randn(1, 2, 5, 7, device=device)]),
+    "channel_sum, bf16": (sums_of_channels, lambda device: [torch.randn(1, 1, 4, 6, device=device).bfloat16()]),
 }
 
 
@@ -67,9 +71,9 @@ def run(launch, tensors, offset, around, monkeypatch):
     inputs, allocated = [Guarded.of(tensor, offset, around) for tensor in tensors], []
 
     def allocate(*size, dtype=torch.float32, device):
-        *outer, last = size if isinstance(size[0], int) else size[0]
-        allocated.append(Guarded((*outer, last * dtype.itemsize // 4), device, around=around))
-        return allocated[-1].tensor.view(dtype)
+        shape = size if isinstance(size[0], int) else size[0]
+        allocated.append(Guarded(shape, device, around=around, dtype=dtype))
+        return allocated[-1].tensor
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", allocate)
@@ -116,26 +120,31 @@ def test_backends(name, precision, backward, offset, monkeypatch, request):
     check(launch, [x, weight, bias, *gy], offset, monkeypatch)
 
 
-def test_what_is_allocated_is_poisoned():
-    values = torch.ones(2, 3)
-    for tensor in (torch.empty(2, 3), torch.empty_like(values), values.new_empty(2, 3)):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_allocated_is_poisoned(dtype):
+    """Integers too: kernels take 16-bit floats as such."""
+    values = torch.ones(2, 4, dtype=dtype)
+    for tensor in (torch.empty(2, 4, dtype=dtype), torch.empty_like(values), values.new_empty(2, 4)):
         assert tensor.isnan().all()
+    for integers in (torch.int16, torch.int32):
+        assert torch.empty(2, 4, dtype=integers).view(dtype).isnan().all()
     packed, factors, _ = weights.empty(16, 8, "cpu")
     assert packed.view(torch.float16).isnan().all() and factors.isnan().all()
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "launcher"),
+    ("device", "name", "dtype", "launcher"),
     [
-        ("cpu", "cpu", "numba_impl.backends.cpu._run"),
-        pytest.param("cuda", "tiled", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
-        pytest.param("cuda", "hopper", "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
+        ("cpu", "cpu", torch.float32, "numba_impl.backends.cpu._run"),
+        ("cpu", "cpu", torch.bfloat16, "numba_impl.backends.cpu._run"),
+        pytest.param("cuda", "tiled", torch.float32, "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
+        pytest.param("cuda", "hopper", torch.float32, "numba_impl.cuda.kernel.Launch.__call__", marks=pytest.mark.gpu),
     ],
-    ids=["cpu", "tiled", "hopper"],
+    ids=["cpu", "cpu, bf16", "tiled", "hopper"],
 )
-def test_an_output_that_nothing_writes_is_nan(device, name, launcher, monkeypatch):
+def test_an_output_that_nothing_writes_is_nan(device, name, dtype, launcher, monkeypatch):
     monkeypatch.setattr(launcher, lambda *arguments, **options: None)
     monkeypatch.setattr(cpu, "CHUNK", 1)  # so that it allocates the result itself
-    x, weight, bias = STRIPS.draw(device)
-    y = dispatch.plan(problem(STRIPS, x.device), name)(x, weight, bias, constants=CLAMPED)
+    x, weight, bias = STRIPS.draw(device, dtype)
+    y = dispatch.plan(problem(STRIPS, x.device, dtype=dtype), name)(x, weight, bias, constants=CLAMPED)
     assert y.shape == STRIPS.output_shape and y.isnan().all()

@@ -1,5 +1,6 @@
 """What the tests of the primitives share: their kernels, where they run, and how their instructions are checked."""
 
+import math
 import re
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 from numba import cuda
 from numba.cuda import types
 
+from numba_impl.cuda.device import SIMULATED
 from numba_impl.cuda.kernel import Kernel
+from tests.cases import bits
 from tests.cuda.test_codegen import assemble
 
 THREADS = 128
-FLOATS, INTS, LONGS = (types.CPointer(t) for t in (types.float32, types.int32, types.int64))
+FLOATS, INTS, LONGS, SHORTS = (types.CPointer(t) for t in (types.float32, types.int32, types.int64, types.int16))
 LARGEST = torch.finfo(torch.float32).max
 # The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
 NUMPY_WARNS = "ignore:.*encountered in:RuntimeWarning"
@@ -45,8 +48,7 @@ def unary(kernel, primitive, instruction, source, result):
     """The kernel y[i] = primitive(x[i]), made by that decorator."""
 
     def function(x, y, size):
-        i = cuda.grid(1)
-        if i < size:
+        for i in range(cuda.grid(1), size, cuda.gridsize(1)):
             y[i] = primitive(x[i])
 
     function.__name__ = primitive.__name__
@@ -57,8 +59,7 @@ def binary(kernel, primitive, instruction, source, result):
     """The kernel z[i] = primitive(x[i], y[i]), made by that decorator."""
 
     def function(x, y, z, size):
-        i = cuda.grid(1)
-        if i < size:
+        for i in range(cuda.grid(1), size, cuda.gridsize(1)):
             z[i] = primitive(x[i], y[i])
 
     function.__name__ = primitive.__name__
@@ -71,12 +72,30 @@ def start(kernel, *arrays, numbers=(), blocks=1):
 
 
 def results(kernel, inputs, dtypes, kernel_device):
-    """What an elementwise kernel makes of the inputs: a tensor of each dtype, on the CPU."""
+    """What an elementwise kernel makes of the inputs: a tensor of each dtype, on the CPU.
+
+    The simulator needs a millisecond for each thread: there a few compute all values.
+    """
     inputs = [t.contiguous().to(kernel_device) for t in inputs]
     size = inputs[0].numel()
     outputs = [torch.zeros(size, dtype=dtype, device=kernel_device) for dtype in dtypes]
-    start(kernel, *inputs, *outputs, numbers=(size,), blocks=-(-size // THREADS))
+    start(kernel, *inputs, *outputs, numbers=(size,), blocks=1 if SIMULATED else -(-size // THREADS))
     return [t.cpu() for t in outputs]
+
+
+def every_16_bits():
+    """All patterns, in any order."""
+    return torch.randperm(2**16).to(torch.int16)
+
+
+def around_the_ties(dtype):
+    """fp32 halfway between all neighbours of a 16-bit dtype, from 0 to what becomes infinite, their neighbours, and -0.0."""
+    patterns = torch.arange(torch.tensor(math.inf, dtype=dtype).view(torch.int16).item() + 1)
+    held = patterns.to(torch.int16).view(dtype).double()
+    held[-1] = 2 * held[-2] - held[-3]  # where the next would be
+    ties = ((held[:-1] + held[1:]) / 2).float()
+    near = torch.cat([ties, torch.nextafter(ties, torch.tensor(0.0)), torch.nextafter(ties, torch.tensor(math.inf))])
+    return torch.cat([near, -near, torch.tensor([-0.0])])
 
 
 def drawn(dtype, *shape, device="cpu"):
@@ -108,6 +127,12 @@ def assert_near(got, want, bound):
 def assert_equal(got, want):
     """Value by value, where NaN equals NaN and zeros have no sign."""
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_same_bits(got, want):
+    """Value by value, where any NaN equals NaN, but zeros have signs."""
+    same = (bits(got) == bits(want)) | (got.isnan() & want.isnan())
+    assert same.all(), f"{(~same).sum()} of {same.numel()} values wrong: got {got[~same][:4]}, want {want[~same][:4]}"
 
 
 def check_instructions(kernel, instructions):

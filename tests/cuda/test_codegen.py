@@ -24,8 +24,14 @@ from numba_impl.problem import Geometry
 from tests.cases import BENCHMARK, GPUS, NETWORK_SHAPES, problem
 
 ROOT = Path(__file__).parent.parent.parent
-LOAD16, STORE16 = r"ld\.(global|shared)(\.\w+)*\.v4\.[bf]32", r"st\.global(\.\w+)*\.v4\.[bf]32"
+LOAD16, STORE16 = r"ld\.(global|shared)(\.\w+)*\.v4\.[bfu]32", r"st\.global(\.\w+)*\.v4\.[bfu]32"
 LOAD16_GLOBAL = LOAD16.replace("(global|shared)", "global")
+# The instructions that widen and narrow a value.
+CONVERSIONS = {
+    torch.float32: (),
+    torch.bfloat16: ("mov.b32 %, {z, %}", "cvt.rn.bf16.f32"),
+    torch.float16: ("cvt.f32.f16", "cvt.rn.f16.f32"),
+}
 
 # Geometry, tile: other strides, kernels and tiles than those that real shapes choose.
 TILED = {
@@ -34,6 +40,9 @@ TILED = {
     "narrow": (Geometry.of(2, 2), Tile(4, 1, 2, 4, 2, 16)),
     "weights as they are": (Geometry.of(3, 2, 1, 1), Tile(1, 1, 4, 16, 1, 8, blocks=4, unroll=4)),
 }
+
+
+every_dtype = pytest.mark.parametrize("dtype", CONVERSIONS, ids=str)
 
 
 @pytest.fixture(params=GPUS, ids=lambda cc: "sm_" + "".join(map(str, cc)))
@@ -86,15 +95,26 @@ def ptxas():
     return [path for path in (shutil.which("ptxas"), *map(str, places)) if path and shutil.which(path)]
 
 
-def test_elementwise(capability):
-    check(elementwise.build("activate", CHAIN, torch.float32), capability)
+@every_dtype
+def test_elementwise(dtype, capability):
+    ptx = check(elementwise.build("activate", CHAIN, dtype), capability)
+    check_conversions(ptx, dtype, values := ptx.count("ex2.approx"), values)
 
 
-def test_elementwise_gradient(capability):
-    """Reads z and gy in 16-byte vectors, and decides on the clamp by the very instructions of the forward."""
-    ptx = check_registers(elementwise.build("pre_gradient", CHAIN, torch.float32), capability)
+@every_dtype
+def test_elementwise_gradient(dtype, capability):
+    """Reads z and gy in 16-byte vectors, and decides on the clamp by the very instructions of the fp32 forward."""
+    ptx = check_registers(elementwise.build("pre_gradient", CHAIN, dtype), capability)
     assert len(re.findall(LOAD16, ptx)) >= 2 and re.search(STORE16, ptx), "16-byte accesses are missing"
+    check_conversions(ptx, dtype, 2 * (values := ptx.count("ex2.approx")), values)
     assert clamp_arithmetic(ptx) == clamp_arithmetic(elementwise.build("activate", CHAIN, torch.float32).ptx(capability))
+
+
+def check_conversions(ptx, dtype, *counts):
+    """Assert that so many values are widened, and so many narrowed, all of this dtype."""
+    text = re.sub(r"%\w+", "%", ptx)
+    found = {conversion: text.count(conversion) for conversions in CONVERSIONS.values() for conversion in conversions}
+    assert found == dict.fromkeys(found, 0) | dict(zip(CONVERSIONS[dtype], counts))
 
 
 def clamp_arithmetic(ptx):
@@ -134,8 +154,12 @@ def test_weights(capability):
     check_registers(weights.build(), capability)
 
 
-def test_channel_sum(capability):
-    assert re.search(LOAD16_GLOBAL, check_registers(channel_sum.build(torch.float32), capability)), "16-byte accesses are missing"
+@every_dtype
+def test_channel_sum(dtype, capability):
+    ptx = check_registers(channel_sum.build(dtype), capability)
+    vectors, alone = len(re.findall(LOAD16_GLOBAL, ptx)), len(re.findall(r"ld\.global\.\w+\s", ptx))
+    assert vectors and alone, "16-byte accesses are missing"
+    check_conversions(ptx, dtype, vectors * 16 // dtype.itemsize + alone, 0)
 
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)

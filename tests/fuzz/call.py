@@ -25,6 +25,8 @@ SPECIAL = {
 }
 CHOICES = {
     "dtype": ("float32", "float64", "float16", "bfloat16"),
+    "parameters": ("", "float32", "float16", "bfloat16"),
+    "autocast": ("", "float16", "bfloat16"),
     "layout": tuple(VIEWS),
     "weight_layout": tuple(view for view in VIEWS if view != "expanded"),  # products of two expanded are not independent
     "x_mix": tuple(MIXES),
@@ -55,7 +57,9 @@ class Call(Case):
     bias: bool = True
     add_value: float = 0.5
     scale: float = 2.0
-    dtype: str = "float32"
+    dtype: str = "float32"  # of x
+    parameters: str = ""  # their dtype, x's by default
+    autocast: str = ""  # the dtype to which it casts; off by default
     layout: str = "contiguous"  # of x, and of the gradient at the output
     weight_layout: str = "contiguous"
     x_exponent: int = 0
@@ -82,6 +86,8 @@ class Call(Case):
                 raise ValueError(f"{name} must be one of {CHOICES[name]}, got {value!r}")
         if min(*self.output_shape[1:], *self.x[1:], self.x[0] + 1) < 1:
             raise ValueError(f"sizes must be positive, but for the batch's, got {self.x} to {self.output_shape}")
+        if self.parameters not in ("", self.dtype) and (not self.autocast or self.dtype == "float64"):
+            raise ValueError("the parameters must have the dtype of x where autocast casts neither")
         if self.form == "unbatched" and self.x[0] != 1:
             raise ValueError("x must have a batch of 1 if it is to be unbatched")
         if "b" in self.gradient and not self.bias:
@@ -111,27 +117,37 @@ class Call(Case):
         usual = "flags", "dispatch"
         return {name: None if (value := getattr(self, name)) in usual else value for name in ("precision", "backend")}
 
+    @property
+    def under_autocast(self) -> torch.autocast:
+        """The context in which the layer is called."""
+        return torch.autocast(self.device, getattr(torch, self.autocast or "bfloat16"), enabled=bool(self.autocast))
+
+    @property
+    def result_dtype(self) -> str:
+        """Autocast leaves float64 as it is."""
+        return self.autocast if self.autocast and self.dtype != "float64" else self.dtype
+
     def draw_operands(self) -> dict[str, torch.Tensor]:
         """x, weight, bias if there is one, and gy for a gradient."""
-        random = torch.Generator(self.device).manual_seed(self.seed)
-        x = self._draw(random, self.x, self.x_exponent, self.x_mix, self.x_special)
-        weight = self._draw(random, self.weight_shape, self.weight_exponent, self.weight_mix, self.weight_special)
+        random, parameters = torch.Generator(self.device).manual_seed(self.seed), self.parameters or self.dtype
+        x = self._draw(random, self.x, self.dtype, self.x_exponent, self.x_mix, self.x_special)
+        weight = self._draw(random, self.weight_shape, parameters, self.weight_exponent, self.weight_mix, self.weight_special)
         tensors = {"x": VIEWS[self.layout](x), "weight": VIEWS[self.weight_layout](weight)}
         if self.bias:
-            bias = self._draw(random, (self.out_channels,), special=self.bias_special)
+            bias = self._draw(random, (self.out_channels,), parameters, special=self.bias_special)
             tensors["bias"] = bias if self.weight_layout == "contiguous" else bias.repeat_interleave(2)[::2]
         if self.gradient:
-            tensors["gy"] = VIEWS[self.layout](self._draw(random, self.output_shape))
+            tensors["gy"] = VIEWS[self.layout](self._draw(random, self.output_shape, self.result_dtype))
         return tensors
 
-    def _draw(self, random, shape, exponent=0, mix="even", special="none"):
+    def _draw(self, random, shape, dtype, exponent=0, mix="even", special="none"):
         options = dict(generator=random, device=self.device, dtype=torch.float64)
         t = torch.randn(shape, **options) * 10.0**exponent
         if mix == "sparse":
             t *= torch.rand(shape, **options) < 0.05
         elif mix != "even":
             t *= 10 ** (MIXED * (2 * torch.rand([n if axis in MIXES[mix] else 1 for axis, n in enumerate(shape)], **options) - 1))
-        t = t.to(getattr(torch, self.dtype))
+        t = t.to(getattr(torch, dtype))
         if special != "none" and t.numel():
             places = torch.randint(t.numel(), (min(2, t.numel()),), generator=random, device=self.device)
             t.view(-1)[places] = SPECIAL[special](torch.finfo(t.dtype))

@@ -1,6 +1,7 @@
-"""A call is run by its form and at its place; it must be right and leave its arguments as they were."""
+"""A call is run by its form and at its place; it must be right, be laid out as eager's, and leave its arguments as they were."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -33,17 +34,22 @@ def check(call: Call) -> str:
         tensors = call.draw_operands()
         operands = [tensors.get(name) for name in NAMES.values()]
         precision, forced = call.options.values()
-        problem = functional.describe(*operands, call.stride, call.padding, call.output_padding, precision)
+        with call.under_autocast:
+            problem = functional.describe(*operands, call.stride, call.padding, call.output_padding, precision)
         if forced and (reason := dispatch.BACKENDS[forced].why_not(problem)):
             check_declined(call, tensors, reason)
             return "declined"
         name, _ = dispatch.choose(problem, forced)
         with deterministic(name == EAGER):  # so that eager twice is the same
-            y, *gradients = run_untouched(call, tensors)
+            results, eager = run_untouched(call, tensors), step(call, tensors, partial(chain, problem))
+        for got, want in zip(results, eager, strict=True):
+            ours, theirs = laid_out(call, got), laid_out(call, want)
+            assert ours == theirs, f"a result is {ours}, eager's {theirs}"
             if name == EAGER:
-                compare_with_eager(call, tensors, problem, [y, *gradients])
-            else:
-                compare_with_float64(call, *operands, tensors.get("gy"), problem, name, y, gradients)
+                assert_same(got, want, max([0.0, *want[want.isfinite()].abs().tolist()]))
+        assert results[0].stride() == eager[0].stride(), f"strides are {results[0].stride()}, eager's {eager[0].stride()}"
+        if name != EAGER:
+            compare_with_float64(call, *operands, tensors.get("gy"), problem, name, *results)
     except Exception as error:
         if "CUDA error" in str(error) or "CUDA_ERROR" in str(error):
             raise Lost(f"{type(error).__name__}: {error}") from error
@@ -63,14 +69,15 @@ def deterministic(only):
 
 def check_declined(call, tensors, reason):
     try:
-        step(call, tensors, ours)
+        step(call, tensors, fused)
     except ValueError as error:
         assert reason in str(error), f"the error does not say why {call.backend} declines: {error}"
     else:
         raise Wrong(f"{call.backend} served though it declines: {reason}")
 
 
-def compare_with_float64(call, x, weight, bias, gy, problem, name, y, gradients):
+def compare_with_float64(call, x, weight, bias, gy, problem, name, y, *gradients):
+    x, weight, bias = convolution.cast(problem.dtype, x, weight, bias)
     reach, settings = REACH[call.device][name], (call.geometry, Constants(call.add_value, call.scale))
     plan = dispatch.BACKENDS[name].plan(problem)
     check_layer(y, x, weight, bias, *settings, plan.precision, reach, plan.between)
@@ -80,14 +87,16 @@ def compare_with_float64(call, x, weight, bias, gy, problem, name, y, gradients)
         Gradients.of(x, weight, bias, gy, *settings, precision, reach, plan.between).check(map(found.get, NAMES))
 
 
-def compare_with_eager(call, tensors, problem, results):
-    def eager(call, x, weight, bias):
-        with convolution.in_precision(problem.permitted, x.device):
-            z = F.conv_transpose2d(x, weight, bias, call.stride, call.padding, call.output_padding)
-        return F.hardtanh(F.mish(z) + call.add_value, -1, 1) * call.scale
+def laid_out(call, t):
+    """Its dtype and strides, but for those in which torch's own gradients differ: of axes of one element, and without images."""
+    return t.dtype, [stride for size, stride in zip(t.shape, t.stride()) if size != 1 and call.x[0]]
 
-    for got, want in zip(results, step(call, tensors, eager), strict=True):
-        assert_same(got, want, max([0.0, *want[want.isfinite()].abs().tolist()]))
+
+def chain(problem, call, x, weight, bias):
+    """The layer in plain PyTorch."""
+    with convolution.in_precision(problem.permitted, x.device):
+        z = F.conv_transpose2d(x, weight, bias, call.stride, call.padding, call.output_padding)
+    return F.hardtanh(F.mish(z) + call.add_value, -1, 1) * call.scale
 
 
 def step(call, tensors, layer):
@@ -95,13 +104,13 @@ def step(call, tensors, layer):
     leaves = {name: tensor.detach() for name, tensor in tensors.items()}
     wanted = [leaves[NAMES[letter]].requires_grad_() for letter in call.gradient]
     unbatched = call.form == "unbatched"
-    with torch.set_grad_enabled(bool(wanted)):
+    with torch.set_grad_enabled(bool(wanted)), call.under_autocast:
         y = layer(call, leaves["x"][0] if unbatched else leaves["x"], leaves["weight"], leaves.get("bias"))
     gradients = torch.autograd.grad(y, wanted, tensors["gy"][0] if unbatched else tensors["gy"]) if wanted else ()
     return [y.detach().unsqueeze(0) if unbatched else y.detach(), *gradients]
 
 
-def ours(call, x, weight, bias):
+def fused(call, x, weight, bias):
     """The layer by the form asked for."""
     numbers, options = (call.stride, call.padding, call.output_padding), dict(add_value=call.add_value, scale=call.scale)
     if call.form != "module":
@@ -132,7 +141,7 @@ def memory(tensor):
 def run(call, tensors):
     """``step`` at its place. Elsewhere than there, the data arrive after a delay in memory of zeros."""
     if call.place == "plain" or call.x[0] == 0:
-        return step(call, tensors, ours)
+        return step(call, tensors, fused)
     late = {
         name: torch.zeros_like(memory(tensor)).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         for name, tensor in tensors.items()
@@ -148,13 +157,13 @@ def run(call, tensors):
     with torch.cuda.stream(side):
         if call.place == "stream":
             arrive()
-        results = step(call, late, ours)  # for a graph: compiles, and cuDNN chooses
+        results = step(call, late, fused)  # for a graph: compiles, and cuDNN chooses
     current.wait_stream(side)
     torch.cuda.synchronize()
     if call.place == "graph":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = step(call, late, ours)
+            results = step(call, late, fused)
         arrive()
         graph.replay()
         results = [result.clone() for result in results]

@@ -72,7 +72,9 @@ OPTIONS = {
     "bias": mostly(True, (False,), 3),
     "add_value": st.sampled_from(ADD_VALUES),
     "scale": st.sampled_from(SCALES),
-    "dtype": mostly("float32", CHOICES["dtype"][1:], 4),
+    "dtype": mostly("float32", CHOICES["dtype"][1:], 3),
+    "parameters": mostly("", CHOICES["parameters"][1:], 3),
+    "autocast": mostly("", CHOICES["autocast"][1:], 3),
     "layout": mostly("contiguous", CHOICES["layout"], 2),
     "weight_layout": mostly("contiguous", CHOICES["weight_layout"], 3),
     "x_exponent": mostly(0, EXPONENTS, 3),
@@ -101,11 +103,14 @@ def calls(draw, device, backend=None, pool=None):
     kind, geometry, channels = draw(of_any_kind(device, backend) if pool is None else st.sampled_from(pool))
     batch, *size = draw(sizes(kind, geometry, device))
     options = draw(OPTIONS[device]) | ({"backend": backend} if backend else {})
-    if options["backend"] not in ("dispatch", EAGER):
+    if options["backend"] not in ("dispatch", EAGER) and options["dtype"] == "float64":
         options["dtype"] = "float32"
+    if not options["autocast"] or options["dtype"] == "float64":
+        options["parameters"] = ""
     options["bias"] |= "b" in options["gradient"]
     # Gradients are compared where nothing overflows: theirs are tamer.
-    most = 3 if options["dtype"] == "float16" else 8 if options["gradient"] else 30
+    in_fp16 = "float16" in (options["dtype"], options["parameters"], options["autocast"])
+    most = (1 if in_fp16 else 8) if options["gradient"] else 3 if in_fp16 else 30
     if options["x_exponent"] and not options["weight_exponent"] and draw(rarely(2)):
         options["weight_exponent"] = -options["x_exponent"]
     for name, value in options.items():

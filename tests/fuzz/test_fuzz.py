@@ -14,6 +14,7 @@ from numba_impl.backends.composite import channel_sum
 from numba_impl.backends.tiled import backend as tiled
 from numba_impl.backends.tiled.tile import Tile
 from numba_impl.oracle import to_tf32
+from tests.cuda.intrinsics import NUMPY_WARNS
 from tests.fuzz import __main__ as program
 from tests.fuzz import strategies
 from tests.fuzz.__main__ import Soak, main
@@ -73,13 +74,15 @@ def small_layers(draw, kind, device):
 
 
 @pytest.mark.simulator
-@pytest.mark.filterwarnings("ignore:.*encountered in scalar:RuntimeWarning")  # NumPy's, of what the IEEE rules make of infinities
+@pytest.mark.filterwarnings(NUMPY_WARNS)
+@pytest.mark.usefixtures("torch_rounds_once")
 @pytest.mark.parametrize("backend", ["tiled", "composite"])
 def test_a_short_run_in_the_simulator(backend, seed, monkeypatch, capsys):
     """The kernels behind the layer, forward and backward, as if the CPU were a GPU that runs them."""
     monkeypatch.setattr(gpu, "why_no_kernels", lambda device: "")
     monkeypatch.setattr(tiled, "tile_for", lambda problem: Tile(4, 2, 4, channel_groups=2, row_groups=1, col_groups=2, depth=2))
-    monkeypatch.setattr(channel_sum, "BLOCKS", 1)
+    for name, value in {"THREADS": 8, "PIECE": 128, "BLOCKS": 1, "build": channel_sum.build.__wrapped__}.items():
+        monkeypatch.setattr(channel_sum, name, value)
     monkeypatch.setitem(REACH, "cpu", {name: REACH["cuda"][name] for name in ("tiled", "composite", "reference")})
     monkeypatch.setattr(strategies, "of_any_kind", lambda device, backend: small_layers("any", device))
     monkeypatch.setattr(strategies, "sizes", lambda *arguments, sizes=strategies.sizes: sizes(*arguments[:-1], "cuda"))
@@ -115,7 +118,7 @@ def test_a_seed_draws_the_same_cases(seed, monkeypatch):
 
 def test_a_wrong_backend_is_found_and_the_line_repeats_it(seed, monkeypatch, capsys):
     with monkeypatch.context() as patched:
-        patch_plans(patched, "cpu", lambda run: lambda *arguments: run(*arguments) + 1e-3)
+        patch_plans(patched, "cpu", after(lambda y, x: y.add_(1e-3)))
         assert main(["--minutes", "0.5", "--seed", str(seed), "--device", "cpu", "--backend", "cpu"]) == 1
         printed = capsys.readouterr()
         text = case_of(printed.out)
@@ -187,6 +190,37 @@ def test_faults_are_found(fault, backend, monkeypatch):
     assert main(["--case", text]) == 0
     patch_plans(monkeypatch, backend, after(fault))
     assert main(["--case", text]) == 1
+
+
+# Of 16 bits, and of fp32 that autocast casts.
+NARROW = ["dtype=bfloat16", "dtype=float16", "autocast=bfloat16", "dtype=bfloat16 parameters=float32 autocast=float16"]
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_a_value_of_16_bits_that_is_wrong_is_found(narrow, monkeypatch, capsys):
+    """By its last bits."""
+
+    def one_value(y, x):
+        y[1, 2, 7, 11] = y[1, 2, 7, 11] * (1 + 4 * torch.finfo(y.dtype).eps)
+
+    assert main(["--case", f"{ONE} {narrow}"]) == 0
+    patch_plans(monkeypatch, "cpu", after(one_value))
+    assert main(["--case", f"{ONE} {narrow}"]) == 1
+    assert "1 of 576 values wrong" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda y: y.float(), "a result is (torch.float32, [288, 96, 12, 1]), eager's (torch.bfloat16, [288, 96, 12, 1])"),
+        (lambda y: y.to(memory_format=torch.channels_last), "a result is (torch.bfloat16, [288, 1, 36, 3])"),
+    ],
+    ids=["dtype", "strides"],
+)
+def test_a_result_that_is_laid_out_otherwise_than_eagers_is_found(change, words, monkeypatch, capsys):
+    patch_plans(monkeypatch, "cpu", lambda run: lambda *arguments: change(run(*arguments)))
+    assert main(["--case", f"{PLAIN} autocast=bfloat16"]) == 1
+    assert words in capsys.readouterr().err
 
 
 def test_an_argument_that_is_changed_is_named(monkeypatch, capsys):
@@ -283,6 +317,7 @@ def test_a_declined_call(capsys):
         "",
         ONE,
         "x=(0,2,3,4) dtype=bfloat16 add_value=-1e+38",
+        "dtype=float16 parameters=float32 autocast=bfloat16 gradient=xwb",
         "layout=expanded x_mix=axis2 x_special=minus_inf backend=cpu form=unbatched",
     ],
 )
@@ -319,6 +354,9 @@ def test_no_default_is_printed():
         (["--case", "x=(2,1,1,1) form=unbatched"], "--case: x must have a batch of 1"),
         (["--case", "bias=False gradient=b"], "--case: there is no bias"),
         (["--case", "device=tpu"], "--case: device must be one of"),
+        (["--case", "autocast=float64"], "--case: autocast must be one of"),
+        (["--case", "parameters=bfloat16"], "--case: the parameters must have the dtype of x"),
+        (["--case", "dtype=float64 parameters=float32 autocast=bfloat16"], "--case: the parameters must have the dtype of x"),
     ],
     ids=str,
 )

@@ -5,17 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from numba_impl import arguments, gpu
+from numba_impl import arguments, convolution, gpu
 from numba_impl.arguments import kind
+from numba_impl.backends.base import DTYPES
 from numba_impl.backends.composite import backend
 from numba_impl.backends.reference import plan as reference
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
-from numba_impl.oracle import check_epilogue, check_layer, check_layer_gradient
+from numba_impl.oracle import check_epilogue, check_epilogue_gradient, check_layer, check_layer_gradient
+from numba_impl.problem import Operand
 from tests.backends.composite.conftest import small
 from tests.cases import CLAMPED, GPUS, OPEN, VIEWS, Case, bits, problem
 
 LAYER = Case((2, 3, 3, 5), 6, 3, 2, 1, 1)
+FORMAT = {"contiguous": "nchw", "channels_last": "nhwc"}
 
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 
 
@@ -24,28 +28,36 @@ def activation(x, torch_only=""):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("torch_rounds_once")
 @small
+@every_dtype
 @every_view
 @pytest.mark.parametrize("like", ["contiguous", "channels_last"])
-def test_layer(like, view, kernel_device):
+def test_layer(like, view, dtype, kernel_device):
     """Convolutions give channels_last results where the weight is so; gy has any strides and is not written."""
-    x, weight, bias = LAYER.draw(kernel_device)
-    weight, gy = VIEWS[like](weight), view(torch.randn(LAYER.output_shape, device=kernel_device))
+    x, weight, bias = LAYER.draw(kernel_device, dtype)
+    weight, gy = VIEWS[like](weight), view(torch.randn(LAYER.output_shape, device=kernel_device).to(dtype))
     before = gy.clone()
-    y = backend.plan(problem(LAYER, x.device)).run(x, weight, bias, CLAMPED)
-    check_layer(y, x, weight, bias, LAYER.geometry, CLAMPED)
-    g = backend.plan(problem(LAYER, x.device, operation="pre_gradient")).run(x, weight, bias, gy, OPEN)
-    check_layer_gradient(g, x, weight, bias, gy, LAYER.geometry, OPEN)
+    forward, gradient = (
+        backend.plan(problem(LAYER, x.device, operation, dtype, weight=Operand(weight.shape, dtype, FORMAT[like])))
+        for operation in ("forward", "pre_gradient")
+    )
+    y, z = forward.run(x, weight, bias, CLAMPED), convolution.forward(x, weight, bias, LAYER.geometry)
+    assert y.stride() == z.stride() and forward.between == dtype
+    check_layer(y, x, weight, bias, LAYER.geometry, CLAMPED, between=dtype)
+    g = gradient.run(x, weight, bias, gy, OPEN)
+    check_layer_gradient(g, x, weight, bias, gy, LAYER.geometry, OPEN, between=dtype)
     assert torch.equal(bits(gy), bits(before)), "gy was written"
 
 
 @pytest.mark.gpu
 @small
+@every_dtype
 @every_view
-def test_activation(view, kernel_device):
+def test_activation(view, dtype, kernel_device):
     """In place where x is dense; else the result is new."""
-    x = view(torch.randn(2, 3, 4, 5, device=kernel_device))
-    before, dense = x.clone(), view is not VIEWS["expanded"] and x.untyped_storage().nbytes() // 4 <= x.numel() + 1
+    x = view(torch.randn(2, 3, 4, 5, device=kernel_device).to(dtype))
+    before, dense = x.clone(), view is not VIEWS["expanded"] and x.untyped_storage().nbytes() // x.itemsize <= x.numel() + 1
     run = backend.plan(activation(x)).run
     y = run(x, None, CLAMPED)
     assert y is not x and torch.equal(bits(x), bits(before)), "the input was written"
@@ -65,11 +77,29 @@ def test_activation_of_any_shape(shape, kernel_device):
 
 
 @pytest.mark.gpu
+@small
+@every_dtype
+@every_view
+def test_activation_gradient(view, dtype, kernel_device):
+    """Of any strides of x and of gy; neither is written."""
+    x, gy = torch.randn(2, 2, 3, 4, 5, device=kernel_device).to(dtype)
+    x, before = view(x), (bits(view(x)), bits(gy))
+    g = backend.plan(arguments.activation("activate_gradient", CHAIN, kind("x", x), "")).run(x, gy, CLAMPED)
+    assert torch.equal(bits(x), before[0]) and torch.equal(bits(gy), before[1]), "an input was written"
+    wide = x.float()
+    clamped = backend.plan(activation(wide)).run(wide, None, CLAMPED._replace(scale=1.0))
+    check_epilogue_gradient(g, x, gy, clamped, CLAMPED)
+
+
+@pytest.mark.gpu
 @pytest.mark.simulator
-def test_channel_sum(kernel_device):
-    g = torch.randn(2, 3, 4, 5, device=kernel_device)
+@pytest.mark.usefixtures("small_pieces")
+@every_dtype
+def test_channel_sum(dtype, kernel_device):
+    g = torch.randn(2, 3, 4, 5, device=kernel_device).to(dtype)
     sums = backend.plan(arguments.channel_sum(kind("g", g))).run(g, ())
     want = reference(arguments.channel_sum(kind("g", g))).run(g, ())
+    assert sums.dtype == torch.float32
     torch.testing.assert_close(sums, want, rtol=1e-5, atol=1e-5)
 
 

@@ -1,32 +1,42 @@
 """The epilogue's kernel and its gradient's: sizes, alignments, special values, the clamp (simulator and GPU), 2^31 (GPU)."""
 
+import itertools
+
 import pytest
 import torch
 
+from numba_impl.backends.base import DTYPES
 from numba_impl.backends.composite import elementwise
+from numba_impl.cuda.device import SIMULATED
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE, Constants
 from numba_impl.oracle import BARE, check_epilogue, check_epilogue_gradient
 from tests.backends.composite.conftest import small
 from tests.backends.values import CONSTANTS, SPECIAL, around_the_bounds, every_exponent, special_pairs
 from tests.cases import CLAMPED, OPEN, Guarded, bits
+from tests.cuda.intrinsics import NUMPY_WARNS, every_16_bits
 
 pytestmark = pytest.mark.gpu
 
-# The simulator computes with NumPy, which warns of what the IEEE rules make of infinities.
-numpy_warns = pytest.mark.filterwarnings("ignore:.*encountered in scalar:RuntimeWarning")
+NARROW = [dtype for dtype in DTYPES if dtype.itemsize == 2]
+numpy_warns = pytest.mark.filterwarnings(NUMPY_WARNS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# (dtype, source's offset, target's): misaligned alike and differently. Those of 16 bits differ in their conversions alone.
+OFFSETS = [(torch.float32, *pair) for pair in itertools.product(range(4), repeat=2)]
+OFFSETS += [(torch.bfloat16, *pair) for pair in [*((n, n) for n in range(8)), (0, 1), (2, 0), (3, 7), (5, 4)]]
 
 
 def run(operation, source, target, constants):
-    """The kernel, which gives its target and writes no other array."""
+    """The target of the kernel, which gives it and writes no other array."""
     before = source.clone()
     run = elementwise.prepare(operation, MISH_ADD_HARDTANH_SCALE, target.device, target.shape, target.dtype)
     assert run(source, target, constants) is target
     assert source is target or torch.equal(bits(source), bits(before)), "the input was written"
+    return target
 
 
 def check(x, constants, offset=0):
     """Out of place, and nothing but ``y`` is written."""
-    out = Guarded(x.shape, x.device, offset)
+    out = Guarded(x.shape, x.device, offset, dtype=x.dtype)
     run("activate", x, out.tensor, constants)
     out.check()
     check_epilogue(out.tensor, x, constants)
@@ -41,46 +51,50 @@ def check_inplace(x, constants, offset=0):
 
 
 def check_gradient(z, gy, constants, offset=0):
-    """In place of z, and nothing else is written; the forward with scale 1 shows where the output stands at a bound."""
-    memory, clamped = Guarded.of(z, offset), torch.empty_like(z)
+    """In place of z, and nothing else is written."""
+    memory = Guarded.of(z, offset)
     run("pre_gradient", gy, memory.tensor, constants)
     memory.check()
-    run("activate", z, clamped, constants._replace(scale=1.0))
-    check_epilogue_gradient(memory.tensor, z, gy, clamped, constants)
+    check_epilogue_gradient(memory.tensor, z, gy, clamped(z, constants), constants)
+
+
+def clamped(z, constants):
+    """The forward in fp32 with scale 1, which shows where the output stands at a bound."""
+    return run("activate", z.float(), torch.empty_like(z, dtype=torch.float32), constants._replace(scale=1.0))
 
 
 def shifted(x, offset):
     """A copy of x that starts ``offset`` values past 16-byte alignment."""
-    return torch.empty(x.numel() + offset, device=x.device)[offset:].copy_(x)
+    return x.new_empty(x.numel() + offset)[offset:].copy_(x)
 
 
-def draw(size, device):
-    return 3 * torch.randn(size, device=device), torch.randn(size, device=device)
+def draw(size, device, dtype=torch.float32):
+    return (3 * torch.randn(size, device=device)).to(dtype), torch.randn(size, device=device).to(dtype)
 
 
 @small
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 7, 8, 1003])
-def test_sizes(size, kernel_device):
-    z, gy = draw(size, kernel_device)
+@every_dtype
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 1003])
+def test_sizes(size, dtype, kernel_device):
+    z, gy = draw(size, kernel_device, dtype)
     check(z, OPEN)
     check_inplace(z, OPEN)
     check_gradient(z, gy, OPEN)
 
 
 @small
-@pytest.mark.parametrize("target_offset", [0, 1, 2, 3])
-@pytest.mark.parametrize("source_offset", [0, 1, 2, 3])
+@pytest.mark.parametrize(("dtype", "source_offset", "target_offset"), OFFSETS, ids=str)
 @pytest.mark.parametrize("size", [1, 2, 37])
-def test_alignments(size, source_offset, target_offset, kernel_device):
-    z, gy = draw(size, kernel_device)
+def test_alignments(size, dtype, source_offset, target_offset, kernel_device):
+    z, gy = draw(size, kernel_device, dtype)
     check(shifted(z, source_offset), OPEN, target_offset)
     check_gradient(z, shifted(gy, source_offset), OPEN, target_offset)
 
 
 @small
-@pytest.mark.parametrize("offset", [1, 2, 3])
-def test_alignments_inplace(offset, kernel_device):
-    check_inplace(3 * torch.randn(37, device=kernel_device), OPEN, offset)
+@pytest.mark.parametrize(("dtype", "offset"), [(dtype, target) for dtype, source, target in OFFSETS if source == target], ids=str)
+def test_alignments_inplace(dtype, offset, kernel_device):
+    check_inplace(draw(37, kernel_device, dtype)[0], OPEN, offset)
 
 
 @small
@@ -120,8 +134,21 @@ def test_gradient_of_special_values(constants, kernel_device):
 
 
 @small
-def test_gradient_clamped(kernel_device):
-    check_gradient(*draw(203, kernel_device), CLAMPED)
+@numpy_warns
+@pytest.mark.parametrize("constants", [BARE, CLAMPED, Constants(-2.0, 2.0)], ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_special_values_of_16_bits(dtype, constants, kernel_device):
+    z, gy = (t.to(dtype) for t in special_pairs(kernel_device))
+    x = z.unique()
+    check(x, constants)
+    check_inplace(x, constants)
+    check_gradient(z, gy, constants)
+
+
+@small
+@every_dtype
+def test_gradient_clamped(dtype, kernel_device):
+    check_gradient(*draw(203, kernel_device, dtype), CLAMPED)
 
 
 @small
@@ -141,28 +168,48 @@ def test_every_exponent(kernel_device):
     check_gradient(z, torch.ones_like(z), BARE)
 
 
+@small
+@numpy_warns
+@pytest.mark.parametrize("constants", [BARE, OPEN, CLAMPED], ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_every_value_of_16_bits(dtype, constants, kernel_device):
+    """Some of them in the simulator."""
+    z = every_16_bits()[: 1024 if SIMULATED else None].view(dtype).to(kernel_device)
+    check(z, constants)
+    check_gradient(z, torch.ones_like(z), constants)
+
+
+@every_dtype
 @pytest.mark.parametrize("size", [1_000_003, 2**25 + 1])
-def test_large_sizes(size):
-    x = 5 * torch.randn(size, device="cuda")
+def test_large_sizes(size, dtype):
+    x = 5 * torch.randn(size, device="cuda").to(dtype)
     check(x, CLAMPED)
     check_inplace(x, CLAMPED)
 
 
+@every_dtype
 @pytest.mark.parametrize("constants", [BARE, CLAMPED], ids=str)
-def test_gradient_of_large_sizes(constants):
-    check_gradient(*draw(2**22 + 3, "cuda"), constants)
+def test_gradient_of_large_sizes(constants, dtype):
+    check_gradient(*draw(2**22 + 3, "cuda", dtype), constants)
 
 
 @pytest.mark.usefixtures("whole_gpu")
 @pytest.mark.parametrize("offset", [0, 3])
-def test_more_than_2_31_values(offset):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_than_2_31_values(dtype, offset):
     """In place, 8.8 GB: both ends, both sides of 2^31 and of 2^31 bytes, and drawn places in between."""
     size, width = 2_200_000_003, 100_000
-    memory = Guarded((size,), "cuda", offset)
+    memory = Guarded((size,), "cuda", offset, dtype=dtype)
     x = memory.tensor
-    block = 3 * torch.randn(1_000_003, device="cuda")
+    block = 3 * torch.randn(1_000_003, device="cuda").to(dtype)
     repeat(block, x)
-    starts = [0, 2**29 - width // 2, 2**31 - width // 2, size - width, *torch.randint(size - width, (20,)).tolist()]
+    starts = [
+        0,
+        2**31 // dtype.itemsize - width // 2,
+        2**31 - width // 2,
+        size - width,
+        *torch.randint(size - width, (20,)).tolist(),
+    ]
     before = [x[start : start + width].clone() for start in starts]
     elementwise.prepare("activate", MISH_ADD_HARDTANH_SCALE, x.device, x.shape, x.dtype)(x, x, OPEN)
     memory.check()
@@ -182,9 +229,7 @@ def test_gradient_of_more_than_2_31_values(offset):
     repeat(block_gy, gy)
     elementwise.prepare("pre_gradient", MISH_ADD_HARDTANH_SCALE, gy.device, gy.shape, gy.dtype)(gy, memory.tensor, OPEN)
     memory.check()
-    clamped = torch.empty_like(block_z)
-    run("activate", block_z, clamped, OPEN._replace(scale=1.0))
-    check_epilogue_gradient(memory.tensor[: len(block_z)], block_z, block_gy, clamped, OPEN)
+    check_epilogue_gradient(memory.tensor[: len(block_z)], block_z, block_gy, clamped(block_z, OPEN), OPEN)
     assert_repeats(memory.tensor, len(block_z))
 
 

@@ -12,11 +12,15 @@ from tests.cases import bits
 from tests.cuda.intrinsics import (
     FLOATS,
     INTS,
+    SHORTS,
+    around_the_ties,
     assert_equal,
     assert_near,
+    assert_same_bits,
     binary,
     check_instructions,
     drawn,
+    every_16_bits,
     on_both,
     on_hopper,
     registry,
@@ -35,6 +39,10 @@ maximum = binary(kernel, maths.maximum, "max.NaN.f32 %, %, %;", FLOATS, FLOATS)
 minimum = binary(kernel, maths.minimum, "min.NaN.f32 %, %, %;", FLOATS, FLOATS)
 bits_of = unary(kernel, maths.bits, "mov.b32 %, %;", FLOATS, INTS)
 from_bits = unary(kernel, maths.from_bits, "mov.b32 %, %;", INTS, FLOATS)
+bfloat16 = unary(kernel, maths.bfloat16, "cvt.rn.bf16.f32 %, %;", FLOATS, SHORTS)
+from_bfloat16 = unary(kernel, maths.from_bfloat16, "mov.b16 z, 0; mov.b32 %, {z, %};", SHORTS, FLOATS)
+half = unary(kernel, maths.half, "cvt.rn.f16.f32 %, %;", FLOATS, SHORTS)
+from_half = unary(kernel, maths.from_half, "cvt.f32.f16 %, %;", SHORTS, FLOATS)
 half2 = binary(kernel, maths.half2, "cvt.rn.f16x2.f32 %, %, %;", FLOATS, INTS)
 divide = binary(kernel, maths.divide, "div.u32 %, %, %;", INTS, INTS)
 
@@ -46,8 +54,7 @@ SPLIT = (
 
 @kernel([SPLIT], FLOATS, FLOATS, INTS, INTS, types.int32)
 def split_half2(x, y, high, low, size):
-    i = cuda.grid(1)
-    if i < size:
+    for i in range(cuda.grid(1), size, cuda.gridsize(1)):
         high[i], low[i] = maths.split_half2(x[i], y[i])
 
 
@@ -106,6 +113,26 @@ def test_from_bits(kernel_device):
     x = every_exponent()
     (got,) = results(from_bits, [bits(x)], [torch.float32], kernel_device)
     assert torch.equal(bits(got), bits(x))
+
+
+@on_both
+@pytest.mark.parametrize(("kernel", "dtype"), [(bfloat16, torch.bfloat16), (half, torch.float16)], ids=["bfloat16", "half"])
+def test_rounded_to_16_bits(kernel, dtype, kernel_device):
+    """To nearest even, beyond the largest to infinity; zeros keep their sign."""
+    ties = around_the_ties(dtype)
+    x = torch.cat([every_exponent(), ties[torch.randperm(len(ties))[: 4096 if SIMULATED else None]]])
+    (got,) = results(kernel, [x], [torch.int16], kernel_device)
+    assert_same_bits(got.view(dtype), x.to(dtype))
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [(from_bfloat16, torch.bfloat16), (from_half, torch.float16)], ids=["from_bfloat16", "from_half"]
+)
+def test_widened_from_16_bits(kernel, dtype, kernel_device):
+    x = every_16_bits()
+    (got,) = results(kernel, [x], [torch.float32], kernel_device)
+    assert_same_bits(got, x.view(dtype).float())
 
 
 @on_both
