@@ -15,7 +15,11 @@ from tests.cases import CLAMPED, Case, problem
 
 # Rows that begin at every fourth float, and at any; more than one tile or strip, the last of them a piece.
 LAYERS = {
-    "tiled": [Case((2, 5, 7, 22), 6, 3, 2, 1, 1), Case((1, 3, 5, 6), 5, (4, 5), (2, 3), (1, 2), (1, 0))],
+    "tiled": [
+        Case((2, 5, 7, 22), 6, 3, 2, 1, 1),
+        Case((1, 3, 5, 6), 5, (4, 5), (2, 3), (1, 2), (1, 0)),
+        Case((1, 3, 3, 5), 9, 16, 8, 4),  # a block has the rows of one parity
+    ],
     "composite": [Case((2, 5, 7, 22), 6, 3, 2, 1, 1)],
     "hopper": [Case((2, 24, 3, 68), 8, 3, 2, 1, 1), Case((2, 24, 3, 67), 8, 3, 2, 1)],
 }
@@ -67,7 +71,8 @@ def main():
     runs = {"epilogue": run_epilogue, "channel sum": run_channel_sum} | {name: partial(run_layers, name) for name in LAYERS}
     if gpu.of(torch.device("cuda", 0)).capability != (9, 0):
         del runs["hopper"]
-    narrow = {"epilogue": run_epilogue, "channel sum": run_channel_sum, "composite": partial(run_layers, "composite")}
+    narrow = {"epilogue": run_epilogue, "channel sum": run_channel_sum}
+    narrow |= {name: partial(run_layers, name) for name in ("tiled", "composite")}
     runs |= {f"{name} in bf16": partial(run, dtype=NARROW) for name, run in narrow.items()}
     for name, run in runs.items():
         start = time.perf_counter()

@@ -8,7 +8,8 @@ from tests import every_kernel
 
 BUILT_FOR = "forward", "pre_gradient", "activate", "bfloat16"
 ELEMENTWISE = {"elementwise activate", "elementwise pre_gradient", "channel_sum"}
-KERNELS = ELEMENTWISE | {f"{name} bfloat16" for name in ELEMENTWISE} | {"tiled forward", "tiled pre_gradient"}
+EITHER = ELEMENTWISE | {"tiled forward", "tiled pre_gradient", "pack"}  # in fp32 and in 16 bits
+KERNELS = EITHER | {f"{name} bfloat16" for name in EITHER}
 ON_HOPPER = {"split", "hopper forward", "hopper pre_gradient"}
 
 

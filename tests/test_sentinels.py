@@ -9,7 +9,6 @@ from numba_impl.backends.base import DTYPES
 from numba_impl.backends.composite import channel_sum, elementwise
 from numba_impl.backends.hopper import weights
 from numba_impl.backends.tiled import backend as tiled
-from numba_impl.backends.tiled.weights import packer
 from numba_impl.cuda.tensor_map import WORDS
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from tests.backends.tiled.test_kernel import SMALL
@@ -33,8 +32,8 @@ def pre_gradient_in_place(z, gy):
 def layer_of_tiled(x, weight, bias, *gy):
     """With a tile that the simulator can compute."""
     operation = "pre_gradient" if gy else "forward"
-    described = problem(LAYER, x.device, operation=operation)
-    out, weight = torch.empty(LAYER.output_shape, device=x.device), packer(LAYER.geometry, SMALL)(weight)
+    described = problem(LAYER, x.device, operation=operation, dtype=x.dtype)
+    out = torch.empty(LAYER.output_shape, dtype=x.dtype, device=x.device)
     tiled.filler(described, SMALL)(x, weight, bias, gy, out, CLAMPED)
     return [out]
 
@@ -60,6 +59,7 @@ LAUNCHERS = {
         layer_of_tiled,
         lambda device: [*LAYER.draw(device), torch.randn(LAYER.output_shape, device=device)],
     ),
+    "tiled, bf16": (layer_of_tiled, lambda device: LAYER.draw(device, torch.bfloat16)),
     "split": (split_of_weights, lambda device: [torch.randn(24, 8, 3, 3, device=device)]),
     "channel_sum": (sums_of_channels, lambda device: [torch.randn(1, 2, 5, 7, device=device)]),
     "channel_sum, bf16": (sums_of_channels, lambda device: [torch.randn(1, 1, 4, 6, device=device).bfloat16()]),

@@ -11,6 +11,7 @@ import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 from numba import cuda
+from numba.cuda import types
 
 from numba_impl.cuda import cache
 from numba_impl.cuda.device import SIMULATED
@@ -146,16 +147,16 @@ class Launch:
         launch(_stream(torch._C._cuda_getCurrentRawStream(self._index)), self._config, self._loaded, *values)
 
     def _simulate(self, arrays, numbers, constants):
-        kernel, flat = self._kernel, [_flat_array(a) for a in arrays]
+        kernel, flat = self._kernel, list(map(_flat_array, arrays, self._kernel.signature.args))
         tuples = [constants] if len(kernel.signature.args) > len(flat) + len(self._numbers) + len(numbers) else []
         cuda.jit(kernel.function)[self._grid, kernel.threads, 0, kernel.shared_bytes](*flat, *self._numbers, *numbers, *tuples)
 
 
-def _flat_array(tensor):
-    """NumPy's of the memory from a tensor's first element to its last; floats of 16 bits as integers, as kernels take them."""
+def _flat_array(tensor, pointer):
+    """NumPy's of the memory from a tensor's first element to its last; as integers where the kernel takes those."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
     flat = tensor.detach().as_strided((extent,), (1,))
-    return (flat.view(torch.int16) if flat.itemsize == 2 else flat).numpy()
+    return (flat.view(torch.int16) if pointer.dtype == types.int16 else flat).numpy()
 
 
 def _bits(constants):

@@ -1,10 +1,13 @@
 """The sums of channels: pieces, parts, alignments, special values (simulator and GPU), 2^31 (GPU)."""
 
+import itertools
+
 import pytest
 import torch
 
 from numba_impl.backends.base import DTYPES
 from numba_impl.backends.composite import channel_sum
+from numba_impl.cuda import kernel
 from numba_impl.oracle import TINY, U
 from tests.cases import Guarded, bits
 from tests.cuda.intrinsics import NUMPY_WARNS
@@ -84,6 +87,17 @@ def test_shapes(shape, dtype, kernel_device):
 @pytest.mark.parametrize(("dtype", "offset"), OFFSETS, ids=str)
 def test_misaligned(dtype, offset, kernel_device):
     check(guarded((2, 1, 8, 10), kernel_device, dtype, offset))
+
+
+@pytest.mark.simulator
+@every_dtype
+def test_vectors_are_aligned(dtype, kernel_device, monkeypatch):
+    """In every plane, which the simulator does not mind."""
+    found, vector = [], 16 // dtype.itemsize
+    monkeypatch.setattr(kernel.Launch, "__call__", lambda launch, arrays, numbers: found.append(numbers))
+    for width, offset in itertools.product(range(1, 3 * vector), range(vector)):
+        channel_sum_of(guarded((2, 3, 1, width), kernel_device, dtype, offset))
+        assert found.pop() == (width % vector == offset == 0,)
 
 
 @pytest.mark.simulator

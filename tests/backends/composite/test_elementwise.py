@@ -97,6 +97,22 @@ def test_alignments_inplace(dtype, offset, kernel_device):
     check_inplace(draw(37, kernel_device, dtype)[0], OPEN, offset)
 
 
+@pytest.mark.simulator
+@every_dtype
+def test_vectors_are_aligned_and_as_many_as_can_be(dtype):
+    """Which the simulator does not mind."""
+    vector, addresses = 16 // dtype.itemsize, range(0, 32, dtype.itemsize)
+    for size, source, target in itertools.product(range(3 * vector), addresses, addresses):
+        first, end = elementwise.vector_range(size, vector, source, target)
+        assert 0 <= first <= end <= size and (end - first) % vector == 0
+        if first < end:
+            assert (source + first * dtype.itemsize) % 16 == (target + first * dtype.itemsize) % 16 == 0
+        if (source - target) % 16 == 0 and size >= vector:
+            assert first < vector and (size - end < vector or first == size)
+        else:
+            assert first == end
+
+
 @small
 def test_dense_in_another_order(kernel_device):
     z, gy, y = torch.randn(3, 2, 3, 4, 5, device=kernel_device).to(memory_format=torch.channels_last_3d).unbind(0)
