@@ -94,7 +94,8 @@ class PreActivation(NamedTuple):
             error = error + convolution.forward(flushed, weights, None, geometry)
             error = error + convolution.forward(sizes, flushed_weights, None, geometry)
         error = error + _half_unit(value, between)
-        unsure = (terms**0.5 * spread > LARGEST / 4) | (value.abs() + error > torch.finfo(between).max)
+        overflows = value.isfinite() & (value.abs() + error > torch.finfo(between).max)
+        unsure = (terms**0.5 * spread > LARGEST / 4) | overflows
         maybe_nan = ~weight.isfinite().all(0).flatten(1).all(1).view(1, -1, 1, 1) & edge
         if image:
             unsure = unsure | maybe_nan | ~x.isfinite().flatten(1).all(1).view(-1, 1, 1, 1)

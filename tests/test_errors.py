@@ -175,8 +175,8 @@ def test_bad_input(error, words, call):
         ("weight device cpu cuda:0", lambda: ModelNumba(**SIZES).cuda()(torch.ones(1, 4, 5, 6))),
         ("'cpu' cuda:0", lambda: ModelNumba(**SIZES, backend="cpu").cuda()(torch.ones(1, 4, 5, 6, device="cuda"))),
         (
-            "'tiled' float16",
-            lambda: ModelNumba(**SIZES, backend="tiled").cuda().half()(torch.ones(1, 4, 5, 6, device="cuda").half()),
+            "'tiled' float64",
+            lambda: ModelNumba(**SIZES, backend="tiled").cuda().double()(torch.ones(1, 4, 5, 6, device="cuda").double()),
         ),
     ],
 )

@@ -69,6 +69,16 @@ def test_one_wrong_value_fails(wrong):
         check_layer(y, x, weight, bias, CASES[0].geometry, OPEN)
 
 
+def test_an_infinite_pre_activation_excuses_nothing():
+    x, weight, bias = USUAL.draw()
+    x[0, 1, 2, 3] = math.inf
+    for constants in (CLAMPED, OPEN):
+        y = layer(x, weight, bias, USUAL, constants)
+        check_layer(y, x, weight, bias, USUAL.geometry, constants)
+        with pytest.raises(Wrong):
+            check_layer(y.nan_to_num(nan=0.5), x, weight, bias, USUAL.geometry, constants)
+
+
 def test_special_values_must_be_the_same():
     v = torch.tensor([float("nan"), float("-inf"), float("inf")])
     check_epilogue(torch.tensor([float("nan"), float("nan"), 2.0]), v, CLAMPED)
