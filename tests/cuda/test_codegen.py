@@ -18,6 +18,7 @@ from numba_impl.backends.hopper import weights
 from numba_impl.backends.hopper.layout import Config
 from numba_impl.backends.tiled import backend
 from numba_impl.backends.tiled import kernel as tiled
+from numba_impl.backends.tiled.form import Form
 from numba_impl.backends.tiled.tile import Tile
 from numba_impl.epilogue import MISH_ADD_HARDTANH_SCALE as CHAIN
 from numba_impl.problem import Geometry
@@ -123,16 +124,22 @@ def clamp_arithmetic(ptx):
     return re.findall(r"^\t(\S+\.f32)\b", (start + rest).partition("fma.rn.f32")[0], re.MULTILINE)
 
 
+def build_tiled(geometry, tile, operation):
+    """In fp32 and NCHW."""
+    form = Form(torch.float32, "nchw", torch.float32, torch.float32, "nchw", tile.packs(geometry))
+    return tiled.build(geometry, tile, operation, CHAIN, form)
+
+
 @pytest.mark.parametrize(("geometry", "tile"), TILED.values(), ids=TILED)
 def test_tiled(geometry, tile, capability):
-    ptx = check(tiled.build(geometry, tile, "forward", CHAIN), capability)
+    ptx = check(build_tiled(geometry, tile, "forward"), capability)
     assert "cp.async.ca.shared.global" in ptx and "cp.async.cg.shared.global" in ptx
     check_pre_gradient(geometry, tile, capability, ptx)
 
 
 def check_pre_gradient(geometry, tile, capability, forward):
     """It reads a vector of gy for each that it stores; copies, exponentials and the clamp's decision are the forward's."""
-    ptx = check_registers(tiled.build(geometry, tile, "pre_gradient", CHAIN), capability)
+    ptx = check_registers(build_tiled(geometry, tile, "pre_gradient"), capability)
     assert len(re.findall(LOAD16_GLOBAL, ptx)) == len(re.findall(STORE16, ptx)) == len(re.findall(STORE16, forward)) > 0
     assert ptx.count("cp.async.") == forward.count("cp.async.") and ptx.count("ex2.approx") == forward.count("ex2.approx")
     assert clamp_arithmetic(ptx) == clamp_arithmetic(forward)
@@ -145,7 +152,7 @@ def test_tiled_as_chosen(case, capability, monkeypatch):
     if tile is None:
         assert case != BENCHMARK
         pytest.skip("the tiled kernel declines this shape")
-    ptx = check(tiled.build(case.geometry, tile, "forward", CHAIN), capability)
+    ptx = check(build_tiled(case.geometry, tile, "forward"), capability)
     if case == BENCHMARK:
         check_pre_gradient(case.geometry, tile, capability, ptx)
 
