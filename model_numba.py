@@ -111,7 +111,7 @@ class ModelNumba(nn.Module):
         """The convolution called as a module, then the activation."""
         if self.backend not in (None, "reference"):
             raise ValueError(f"backend {self.backend!r} cannot serve this call: {why_called(conv)}")
-        with convolution.in_precision(arguments.permitted(self.precision, x.device), x.device):
+        with convolution.in_precision(arguments.permitted(self.precision, x.is_cuda), x.device):
             z = conv(x)
         return functional.mish_add_hardtanh_scale(z, self.add_value, self.scale)
 

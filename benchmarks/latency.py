@@ -68,7 +68,7 @@ def parts(model, work: Work, milliseconds) -> dict[str, float]:
     """{layer of the code: milliseconds that it takes longer than the layer below it}, each the least of many."""
     case, (x, weight, bias, _) = work.case, work.operands
     tensors, numbers = (x, weight, bias), (case.stride, case.padding, case.output_padding)
-    problem = "forward", MISH_ADD_HARDTANH_SCALE, *arguments.kinds(*tensors), None, *numbers, arguments.modes(None, x.device)
+    problem = "forward", MISH_ADD_HARDTANH_SCALE, *arguments.kinds(*tensors), None, *numbers, arguments.modes(None, x)
     plan = dispatch.remembered(arguments.layer, None, *problem)
 
     def least(function, *args, **kwargs):

@@ -66,10 +66,12 @@ def _operand(kind):
 
 def kind(name, tensor) -> tuple:
     """(shape, strides, dtype, device, layout) of a tensor, all that a plan may depend on. Raises TypeError for another object."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    layout = tensor.layout
-    return tensor.shape, tensor.stride() if layout is torch.strided else (), tensor.dtype, tensor.device, layout
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
+    except AttributeError:
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}") from None
+    except RuntimeError:  # some that are sparse have no strides
+        return tensor.shape, (), tensor.dtype, tensor.device, tensor.layout
 
 
 def kinds(x, weight, bias) -> tuple:
@@ -107,20 +109,21 @@ def check_tensors(x, weight, bias, autocast):
         raise ValueError(f"bias must have shape ({weight_shape[1]},), got {tuple(bias[0])}")
 
 
-def modes(precision, device) -> tuple:
-    """(precision that is permitted, whether PyTorch's flags decided on it, autocast's dtype, why all must be torch's own) at
-    this moment.
+def modes(precision, x) -> tuple:
+    """(precision that is permitted, whether PyTorch's flags decided on it, autocast's dtype, why all must be torch's own) for a
+    tensor's device at this moment.
 
     Raises ValueError for another ``precision`` than None or one of ``PRECISIONS``.
     """
-    return permitted(precision, device), precision is None, autocast(device), TRANSFORMED if is_transformed() else ""
+    allowed = permitted(precision, x.is_cuda)
+    return allowed, precision is None, autocast(x.device), TRANSFORMED if is_transformed() else ""
 
 
-def permitted(precision, device) -> str:
-    """``precision``, or what PyTorch's flags permit for convolutions on ``device`` at this moment."""
+def permitted(precision, on_cuda) -> str:
+    """``precision``, or what PyTorch's flags permit for convolutions, on CUDA or not, at this moment."""
     check_precision(precision)
     if precision is None:
-        return "tf32" if device.type == "cuda" and permits_tf32() else "fp32"
+        return "tf32" if on_cuda and permits_tf32() else "fp32"
     return precision
 
 

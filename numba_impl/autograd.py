@@ -199,7 +199,7 @@ def _layer_gradients(epilogue, gy, wanted, x, weight, bias, settings, constants)
 
 def _layer_plan(operation, epilogue, x, weight, bias, gy, stride, padding, output_padding, autocast, precision, backend):
     """As an operator sees it: below autograd's transforms, whichever are on when it runs."""
-    below = arguments.permitted(precision, x.device), precision is None, autocast, ""
+    below = arguments.permitted(precision, x.is_cuda), precision is None, autocast, ""
     operands = *kinds(x, weight, bias), gy if gy is None else kind("gy", gy)
     numbers = tuple(stride), tuple(padding), tuple(output_padding)
     return dispatch.remembered(arguments.layer, backend, operation, epilogue, *operands, *numbers, below)

@@ -80,7 +80,7 @@ def fused(
     x4 = x.unsqueeze(0) if x.dim() == 3 else x
     tensors = kinds(x4, weight, bias)
     numbers = pair("stride", stride, 1), pair("padding", padding, 0), pair("output_padding", output_padding, 0)
-    modes = arguments.modes(precision, x.device)
+    modes = arguments.modes(precision, x)
     plan = dispatch.remembered(arguments.layer, backend, "forward", epilogue, *tensors, None, *numbers, modes)
     if x.is_neg() or weight.is_neg() or bias is not None and bias.is_neg():  # as the imaginary part of a conjugate is
         x4, weight, bias = x4.resolve_neg(), weight.resolve_neg(), None if bias is None else bias.resolve_neg()
@@ -129,7 +129,7 @@ _needs_chain._dynamo_marked_constant = _autocast._dynamo_marked_constant = True
 
 def describe(x, weight, bias, stride, padding, output_padding, precision) -> Problem:
     """The checked ``Problem`` of the fused layer's arguments."""
-    modes, x4 = arguments.modes(precision, x.device), x.unsqueeze(0) if x.dim() == 3 else x
+    modes, x4 = arguments.modes(precision, x), x.unsqueeze(0) if x.dim() == 3 else x
     return arguments.layer("forward", CHAIN, *kinds(x4, weight, bias), None, stride, padding, output_padding, modes)
 
 
