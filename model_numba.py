@@ -153,8 +153,9 @@ def why_called(conv) -> str:
         return f"it is a {type(conv).__name__}"
     if conv._forward_hooks or conv._forward_pre_hooks:
         return "it has hooks"
-    if conv.groups != 1 or conv.dilation != (1, 1):
-        return f"groups is {conv.groups} and dilation {conv.dilation}"
+    dilation = conv.dilation  # its numbers are looked at: for a comparison of tuples compiled code looks at ten things more
+    if conv.groups != 1 or type(dilation) is not tuple or dilation[0] != 1 or dilation[1] != 1:
+        return f"groups is {conv.groups} and dilation {dilation}"
     return "" if is_dynamo_compiling() else _why_called_by_more(conv, conv.__dict__)
 
 
