@@ -87,8 +87,7 @@ def test_every_form(path, form, kernel_device, monkeypatch):
     assert y.is_contiguous(memory_format=torch.channels_last if described.format == "nhwc" else torch.contiguous_format)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("operation", ["forward", "pre_gradient"])
+@pytest.mark.parametrize(("form", "operation"), [*((form, "forward") for form in FORMS), ("bf16 nhwc", "pre_gradient")])
 def test_registers_and_instructions(form, operation, compiler):
     """No spill, 16-bit accesses of the right kind of float, and no copy of what is widened on its way."""
     described, _, _ = drawn("vectors of channels, several tiles", form, "cpu")
