@@ -79,7 +79,7 @@ def build(geometry: Geometry, tile: Tile, operation, epilogue: Epilogue, form: F
     part_of, group_of, corner_of = _places(geometry, tile, form)
     pixels, weights = pixel_copies(geometry, tile, form), weight_copies(geometry, tile, form)
     X_COPIES, W_COPIES = pixels.count, weights.count
-    clear, multiply = _products(part, tile, tile.shared(geometry).places, tile.pixel_stage(geometry), form)
+    clear, multiply = _products(geometry, tile, form)
     finish = _ending(SUMS, operation, epilogue, form)
 
     @device
@@ -190,13 +190,14 @@ def _places(geometry, tile, form):
     return part_of, group_of, corner_in_nchw if form.out_format == "nchw" else corner_in_nhwc
 
 
-def _products(geometry, tile, places, pixel_stage, form):
-    """(``clear``, ``multiply``): a thread's sums begin at zero, and get the products of a stage. ``geometry``: of a block."""
+def _products(geometry, tile, form):
+    """(``clear``, ``multiply``): a thread's sums begin at zero, and get the products of a stage."""
+    (X_AT, X_HALF), (W_AT, W_HALF) = map(in_values, tile.shared(geometry).places)
+    _, X_ROWS, X_COLS = tile.pixel_stage(geometry)
+    geometry = tile.part(geometry)
     CHANNELS, ROWS, COLS, STEPS, UNROLL = tile.channels, tile.rows, tile.cols, tile.depth // tile.unroll, tile.unroll
     (SH, SW), (PH, PW), (_, KW), TAPS = geometry.stride, geometry.padding, geometry.kernel_size, geometry.taps
     FIRST_ROW, FIRST_COL = geometry.rows.first_shift, geometry.cols.first_shift
-    (X_AT, X_HALF), (W_AT, W_HALF) = map(in_values, places)
-    _, X_ROWS, X_COLS = pixel_stage
     W_ROW = TAPS * tile.tile_channels
     TAP_STEP, CHANNEL_STEP = (tile.tile_channels, 1) if form.packed else (1, TAPS)  # from a weight to the next
     REG_ROWS, REG_COLS = ROWS + geometry.rows.reach, COLS + geometry.cols.reach
